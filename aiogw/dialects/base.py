@@ -1,0 +1,124 @@
+"""What a dialect is: a mount, a closed table of endpoints, and codecs between its wire and the canonical form.
+
+A dialect is a value in the registry (``aiogw.dialects.DIALECTS``).  It waits for nothing and knows neither the gate nor
+a socket nor another dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from attrs import frozen
+
+from aiogw.canonical import CanonicalRequest, Document, Engine, ModelCard, Operation, ResponseHead
+from aiogw.errors import GatewayError, MethodNotAllowed
+
+FindEngine = Callable[[str], Engine]
+"""The engine behind a model name as clients know it; raises UnknownModel."""
+
+Answer = Callable[[tuple[ModelCard, ...], Mapping[str, str]], Document]
+"""An answer the gateway gives by itself, from the models it serves and the query; may raise a ClientFault."""
+
+
+@frozen(kw_only=True)
+class RelayEndpoint:
+    """A POST that becomes work for an upstream; ``path`` is where it goes there."""
+
+    operation: Operation
+    path: str
+
+
+@frozen(kw_only=True)
+class LocalEndpoint:
+    """A request that is answered here, without a slot or an upstream."""
+
+    answer: Answer
+
+
+Endpoint = RelayEndpoint | LocalEndpoint
+
+
+class ResponseEncoder(Protocol):
+    """Turns one upstream response (always a 2xx) into what this dialect's client gets; holds the state of one request.
+
+    The relay calls ``begin`` once, then ``feed`` with what has arrived, ``last`` with the final piece (which may be
+    empty).  All three of ``begin``, ``feed`` and ``wait`` may raise GatewayError when the upstream's answer is not what
+    this dialect can stand for.
+
+    ``head`` is None until the encoder can vouch for the response; the relay starts the client's response with the first
+    call after which it is set, and until then a failure can still become an ordinary error document.
+    """
+
+    head: ResponseHead | None
+
+    def begin(self, head: ResponseHead) -> None:
+        """The upstream's head has arrived."""
+        ...
+
+    def feed(self, data: bytes, *, last: bool) -> bytes:
+        """The bytes for the client that ``data`` gives rise to."""
+        ...
+
+    def wait(self, position: int, estimated_seconds: float | None) -> bytes:
+        """A sign of life while the request waits or the upstream says nothing presentable.
+
+        Commits ``head`` if need be.  Empty, and ``head`` untouched, where this response cannot carry one.
+        """
+        ...
+
+    def fail(self, error: GatewayError, request_id: str) -> bytes | None:
+        """The error as this response can still carry it after ``head`` has gone.
+
+        None where its form has no way to say so; then the client's connection is broken off instead.
+        """
+        ...
+
+
+@frozen(kw_only=True)
+class Call:
+    """A decoded request: what goes up, and how what comes down is rendered."""
+
+    request: CanonicalRequest
+    encoder: ResponseEncoder
+
+
+class Dialect(Protocol):
+    """One API surface.
+
+    ``name`` is for logs and metrics, ``mount`` the path prefix it owns, ``request_id_headers`` the response headers in
+    which its SDKs look for the request id.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def mount(self) -> str: ...
+
+    @property
+    def request_id_headers(self) -> tuple[str, ...]: ...
+
+    def endpoint(self, method: str, path: str) -> Endpoint:
+        """The endpoint of a request below the mount; raises UnknownEndpoint or MethodNotAllowed."""
+        ...
+
+    def decode(self, endpoint: RelayEndpoint, content_type: str, body: bytes, find_engine: FindEngine) -> Call:
+        """The canonical request of ``body``; raises a ClientFault that names what is wrong and where."""
+        ...
+
+    def render_error(self, error: GatewayError, request_id: str) -> Document:
+        """The error document of this surface, total over every leaf of the error tree."""
+        ...
+
+
+def error_headers(error: GatewayError) -> tuple[tuple[str, str], ...]:
+    """The headers every surface sends with an error: when to come back, whether to, and which methods there are."""
+    headers = []
+    if error.retry_after is not None:
+        headers.append(("retry-after", str(error.retry_after)))
+    if error.should_retry is not None:
+        headers.append(("x-should-retry", "true" if error.should_retry else "false"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append(("allow", ", ".join(error.allowed)))
+    return tuple(headers)
