@@ -30,8 +30,6 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from aiogw.canonical import Operation
-
 
 @frozen(kw_only=True)
 class GatewayError(Exception):
@@ -286,7 +284,8 @@ class UpstreamTimeout(UpstreamFault):
 
     @property
     def message(self) -> str:
-        return f"The upstream {self.upstream!r} was silent for {self.timeout_seconds:g} s while {self.waiting_for} was due"
+        silence = f"was silent for {self.timeout_seconds:g} s while {self.waiting_for} was due"
+        return f"The upstream {self.upstream!r} {silence}"
 
 
 @frozen(kw_only=True)
@@ -317,9 +316,20 @@ class UpstreamStatus(UpstreamFault):
     error: Mapping[str, Any] | None
     upstream_retry_after_seconds: int | None
 
-    code = "upstream_error"
     title = "Upstream refused"
-    should_retry = None
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        return "upstream_auth" if self.about_credentials else "upstream_error"
+
+    @property
+    def should_retry(self) -> bool | None:  # type: ignore[override]
+        return False if self.about_credentials else None
+
+    @property
+    def about_credentials(self) -> bool:
+        """Whether it refused the gateway itself: the client's own key never goes there."""
+        return self.upstream_status in (401, 403, 407)
 
     @property
     def status(self) -> int:  # type: ignore[override]
@@ -330,7 +340,7 @@ class UpstreamStatus(UpstreamFault):
             return 404
         if given == 408:
             return 504
-        if 400 <= given < 500 and given not in (401, 403, 404, 405, 407):
+        if 400 <= given < 500 and not self.about_credentials and given not in (404, 405):
             return given
         return 502
 
@@ -342,6 +352,8 @@ class UpstreamStatus(UpstreamFault):
 
     @property
     def message(self) -> str:
+        if self.about_credentials:
+            return f"The upstream {self.upstream!r} does not accept the gateway's own credentials"
         if self.upstream_message:
             return self.upstream_message
         return f"The upstream {self.upstream!r} answered with status {self.upstream_status}"

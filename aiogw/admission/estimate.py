@@ -1,0 +1,43 @@
+"""How long a newcomer would wait, from how long slots have been held; pure arithmetic over given numbers.
+
+The clock is the caller's.  Nothing here may know why a slot was held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+# Enough to be steady, few enough to follow a change of load within a minute or two of a busy upstream.
+REMEMBERED = 64
+
+
+class HoldTimes:
+    """The last ``REMEMBERED`` times for which a request held its slots, in seconds."""
+
+    def __init__(self) -> None:
+        self._held_seconds: deque[float] = deque(maxlen=REMEMBERED)
+
+    def observe(self, held_seconds: float) -> None:
+        self._held_seconds.append(held_seconds)
+
+    def mean_seconds(self, ages_seconds: list[float]) -> float:
+        """The mean time a request holds its slots; ``ages_seconds`` are those of the requests that still hold some.
+
+        Running requests are observations cut off by the present (censored): they add time but no end.  So the mean
+        grows while an upstream hangs, instead of remembering better days, and there is one before anything has ended.
+        This is the maximum-likelihood estimate for exponential times.
+        """
+        return (math.fsum(self._held_seconds) + math.fsum(ages_seconds)) / max(1, len(self._held_seconds))
+
+
+def wait_seconds(*, mean_held_seconds: float, running: int, ahead: int) -> float:
+    """Seconds until a request with ``ahead`` others before it is granted, while ``running`` requests free slots."""
+    if running == 0:
+        return 0.0
+    return mean_held_seconds * (ahead + 1) / running
+
+
+def retry_after_seconds(seconds: float, *, minimum_seconds: int, maximum_seconds: int) -> int:
+    """``seconds`` as a whole number for ``Retry-After``, rounded up, within the configured bounds."""
+    return max(minimum_seconds, min(maximum_seconds, math.ceil(seconds)))

@@ -1,0 +1,284 @@
+"""The gate: one queue per upstream, and what a queue cannot do for itself: call back, keep deadlines, drain.
+
+``Gate.enter`` is the only door.  The gate knows upstreams by a key, requests by a weight and two callbacks, and nothing
+else of either.  It never awaits: every change happens inside one call, in one step of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from attrs import frozen
+
+from aiogw.admission.estimate import HoldTimes, retry_after_seconds, wait_seconds
+from aiogw.admission.queue import FairQueue, Ticket, TicketState
+from aiogw.errors import Draining, GatewayError, InternalFault, QueueFull, QueueTimeout, TooManySequences
+
+log = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=GatewayError)
+
+# What a client is told while the gateway restarts: a second is about what that takes.
+DRAINING_RETRY_AFTER_SECONDS = 1
+
+
+@frozen(kw_only=True)
+class Limits:
+    """The numbers an operator chose for one upstream."""
+
+    cap: int
+    queue_limit: int
+    queue_timeout_seconds: float
+    retry_after_min_seconds: int
+    retry_after_max_seconds: int
+
+
+@frozen(kw_only=True)
+class GateStatistics:
+    """A reading of one upstream's queue; ``cap`` None: unlimited, and then nobody waits.
+
+    ``refusals_total`` counts by the code of the error; the two totals only ever grow.
+    """
+
+    cap: int | None
+    slots_in_use: int
+    queue_limit: int
+    waiting: int
+    oldest_wait_seconds: float
+    grants_total: int
+    refusals_total: Mapping[str, int]
+
+
+class Admission(Ticket):
+    """One request at the gate: waiting, then holding its slots until ``leave``."""
+
+    __slots__ = ("_gate", "_granted", "_refused", "deadline", "entered_at", "granted_at", "position", "timer", "waited")
+
+    def __init__(
+        self,
+        gate: UpstreamGate,
+        *,
+        weight: int,
+        granted: Callable[[Admission], None],
+        refused: Callable[[GatewayError], None],
+        entered_at: float,
+        deadline: float,
+        position: int,
+    ) -> None:
+        super().__init__(weight=weight)
+        self._gate = gate
+        self._granted = granted
+        self._refused = refused
+        self.entered_at = entered_at
+        self.deadline = deadline
+        self.position = position
+        self.waited = False
+        self.granted_at: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def leave(self) -> None:
+        """Give back whatever is held or claimed; whoever is next is granted before this returns.
+
+        Synchronous, idempotent, and right from every state and every place, so that whichever end comes first may
+        simply call it.
+        """
+        self._gate._leave(self)
+
+    def grant(self) -> None:
+        self._granted(self)
+
+    def refuse(self, error: GatewayError) -> None:
+        self._refused(error)
+
+
+class UpstreamGate:
+    """The gate of one upstream; ``limits`` None: everybody is granted at once, and merely counted."""
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop, upstream: str, limits: Limits | None) -> None:
+        self._loop = loop
+        self._upstream = upstream
+        self._limits = limits
+        self._queue: FairQueue[Admission] = FairQueue(
+            cap=limits.cap if limits else None, queue_limit=limits.queue_limit if limits else 0
+        )
+        self._holding: set[Admission] = set()
+        self._hold_times = HoldTimes()
+        self._to_grant: deque[Admission] = deque()
+        self._granting = False
+        self._draining = False
+        self._grants_total = 0
+        self._refusals_total: Counter[str] = Counter()
+
+    def enter(
+        self, weight: int, granted: Callable[[Admission], None], refused: Callable[[GatewayError], None]
+    ) -> Admission:
+        """See Gate.enter."""
+        if self._draining:
+            raise self._counted(self._draining_error())
+        limits = self._limits
+        if limits is not None and weight > limits.cap:
+            raise self._counted(TooManySequences(upstream=self._upstream, sequences=weight, cap=limits.cap))
+        now = self._loop.time()
+        admission = Admission(
+            self,
+            weight=weight,
+            granted=granted,
+            refused=refused,
+            entered_at=now,
+            deadline=now + limits.queue_timeout_seconds if limits else float("inf"),
+            position=self._queue.statistics().waiting,
+        )
+        if not self._queue.enter(admission):
+            assert limits is not None
+            raise self._counted(
+                QueueFull(
+                    upstream=self._upstream,
+                    cap=limits.cap,
+                    queue_limit=limits.queue_limit,
+                    retry_after_seconds=self._retry_after_seconds(),
+                )
+            )
+        if admission.state is TicketState.HOLDING:
+            self._grant([admission])
+        else:
+            admission.waited = True
+            admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
+        return admission
+
+    def drain(self) -> None:
+        """Refuse all who wait and all who come; those who hold slots keep them."""
+        self._draining = True
+        for admission in list(self._queue.newest_first()):
+            self._leave(admission)
+            admission.refuse(self._counted(self._draining_error()))
+
+    def estimated_wait_seconds(self) -> float:
+        """The wait of a newcomer, from how long slots have been held and are being held."""
+        now = self._loop.time()
+        ages = [now - admission.granted_at for admission in self._holding if admission.granted_at is not None]
+        return wait_seconds(
+            mean_held_seconds=self._hold_times.mean_seconds(ages),
+            running=len(self._holding),
+            ahead=self._queue.statistics().waiting,
+        )
+
+    def statistics(self) -> GateStatistics:
+        queue = self._queue.statistics()
+        head = self._queue.head
+        return GateStatistics(
+            cap=queue.cap,
+            slots_in_use=queue.slots_in_use,
+            queue_limit=queue.queue_limit,
+            waiting=queue.waiting,
+            oldest_wait_seconds=0.0 if head is None else max(0.0, self._loop.time() - head.entered_at),
+            grants_total=self._grants_total,
+            refusals_total=dict(self._refusals_total),
+        )
+
+    def _leave(self, admission: Admission) -> None:
+        if admission.timer is not None:
+            admission.timer.cancel()
+            admission.timer = None
+        if admission in self._holding:
+            self._holding.discard(admission)
+            assert admission.granted_at is not None
+            self._hold_times.observe(self._loop.time() - admission.granted_at)
+        self._grant(self._queue.leave(admission))
+
+    def _grant(self, admissions: list[Admission]) -> None:
+        """Call each one's ``granted``, now, in order.
+
+        A grant can fail and leave at once, which frees the slot for the next: that one is appended here and granted by
+        the loop that is already running, so that a thousand failing grants are a loop and not a recursion.
+        """
+        self._to_grant.extend(admissions)
+        if self._granting:
+            return
+        self._granting = True
+        try:
+            while self._to_grant:
+                self._grant_one(self._to_grant.popleft())
+        finally:
+            self._granting = False
+
+    def _grant_one(self, admission: Admission) -> None:
+        if admission.state is not TicketState.HOLDING:
+            return
+        now = self._loop.time()
+        if now >= admission.deadline:
+            # Its timer is due in this very tick but has not run yet: a deadline is never followed by a grant.
+            self._expire(admission)
+            return
+        if admission.timer is not None:
+            admission.timer.cancel()
+            admission.timer = None
+        admission.granted_at = now
+        self._grants_total += 1
+        self._holding.add(admission)
+        try:
+            admission.grant()
+        except Exception:
+            log.exception("a request failed while it was granted its slot at %s", self._upstream)
+            self._leave(admission)
+            admission.refuse(InternalFault())
+
+    def _expire(self, admission: Admission) -> None:
+        self._leave(admission)
+        error = QueueTimeout(
+            upstream=self._upstream,
+            waited_seconds=round(self._loop.time() - admission.entered_at, 3),
+            retry_after_seconds=self._retry_after_seconds(),
+        )
+        admission.refuse(self._counted(error))
+
+    def _counted(self, error: E) -> E:
+        self._refusals_total[error.code] += 1
+        return error
+
+    def _retry_after_seconds(self) -> int:
+        assert self._limits is not None
+        return retry_after_seconds(
+            self.estimated_wait_seconds(),
+            minimum_seconds=self._limits.retry_after_min_seconds,
+            maximum_seconds=self._limits.retry_after_max_seconds,
+        )
+
+    def _draining_error(self) -> Draining:
+        return Draining(upstream=self._upstream, retry_after_seconds=DRAINING_RETRY_AFTER_SECONDS)
+
+
+class Gate:
+    """All the gates of one gateway, by the normalised address of their upstream.
+
+    The key is the address so that two names for one address cannot become two gates for the same slots.
+    """
+
+    def __init__(self, gates: Mapping[str, UpstreamGate]) -> None:
+        self._gates = dict(gates)
+
+    def enter(
+        self,
+        address: str,
+        weight: int,
+        *,
+        granted: Callable[[Admission], None],
+        refused: Callable[[GatewayError], None],
+    ) -> Admission:
+        """Ask for ``weight`` slots at ``address``.
+
+        ``granted`` is called with the admission once the slots are held, possibly before this returns; ``refused`` at
+        most once, when the wait ends without a grant, or when ``granted`` raised.  Both are called in the step in
+        which it happens.  Raises QueueFull, Draining or TooManySequences when there is nothing to wait for.
+        """
+        return self._gates[address].enter(weight, granted, refused)
+
+    def drain(self) -> None:
+        for gate in self._gates.values():
+            gate.drain()
+
+    def statistics(self, address: str) -> GateStatistics:
+        return self._gates[address].statistics()

@@ -1,0 +1,246 @@
+"""The composition root: builds each part once, wires them, and owns start, drain and stop.
+
+Only this module and ``cli`` see the configuration; every part gets plain values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import ssl
+import time
+from functools import partial
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_async.aio.web import server_stats
+
+from aiogw.admission.gate import Gate, Limits, UpstreamGate
+from aiogw.canonical import Engine
+from aiogw.config import Config, ListenAddress, UpstreamConfig
+from aiogw.dialects import DIALECTS
+from aiogw.dialects.base import Dialect
+from aiogw.metrics import GateCollector, Observer
+from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.record import RequestRecord, tell
+from aiogw.relay import Relay, RelayLimits
+from aiogw.routing import Route, Routes
+from aiogw.upstream.pool import Target, UpstreamPool
+
+log = logging.getLogger(__name__)
+
+# An idle client connection is closed after this; nginx's default, and longer than the SDKs keep theirs.
+CLIENT_KEEPALIVE_SECONDS = 75
+# Connections the kernel completes before we accept them: a burst of clients must not meet a full backlog.
+LISTEN_BACKLOG = 4096
+
+
+class CannotListen(Exception):
+    """An address that cannot be listened on; the text says which and why."""
+
+
+class Gateway:
+    """One gateway.  ``dialects`` is the registry; a test may serve one more."""
+
+    def __init__(self, config: Config, *, dialects: tuple[Dialect, ...] = DIALECTS) -> None:
+        self._config = config
+        self._dialects = dialects
+        self._stop_now = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._runners: list[web.AppRunner] = []
+        self._serving = False
+        loop = asyncio.get_running_loop()
+        server = config.server
+        gates: dict[str, UpstreamGate] = {}
+        self._pools: dict[str, UpstreamPool] = {}
+        routes: list[Route] = []
+        for name, upstream in config.upstreams.items():
+            address = upstream.url.key
+            gates[address] = UpstreamGate(loop=loop, upstream=name, limits=_limits(upstream))
+            self._pools[address] = UpstreamPool(
+                upstream=name,
+                target=_target(upstream),
+                connect_timeout_seconds=upstream.connect_timeout_seconds,
+                first_byte_timeout_seconds=upstream.first_byte_timeout_seconds,
+                idle_timeout_seconds=upstream.idle_timeout_seconds,
+            )
+            routes += (
+                Route(model=model, upstream=name, address=address, engine=Engine(model=model))
+                for model in upstream.models
+            )
+        self._gate = Gate(gates)
+        self._routes = Routes(routes, created=int(time.time()))
+        self._relay = Relay(
+            routes=self._routes,
+            gate=self._gate,
+            pools=self._pools,
+            limits=RelayLimits(
+                response_buffer_bytes=server.response_buffer_bytes,
+                client_stall_timeout_seconds=server.client_stall_timeout_seconds,
+            ),
+        )
+        self._observer = Observer(tuple(config.upstreams))
+        self._collector = GateCollector(
+            upstreams={
+                name: partial(self._gate.statistics, upstream.url.key) for name, upstream in config.upstreams.items()
+            },
+            draining=lambda: self._relay.draining,
+        )
+
+    async def start(self) -> None:
+        """Listen; raises CannotListen."""
+        server = self._config.server
+        self._collector.register()
+        await self._listen(self._application(), server.listen, "listening")
+        await self._listen(self._admin_application(), server.admin_listen, "metrics and health")
+        self._serving = True
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain at once.  Raises CannotListen."""
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self.request_stop)
+        try:
+            await self.start()
+            await self._stopping.wait()
+        finally:
+            await self.stop()
+
+    def request_stop(self) -> None:
+        """Begin to stop; asked again, do not wait for anything any more."""
+        if self._stopping.is_set():
+            log.warning("stopping at once: running requests are cut short")
+            self._stop_now.set()
+        self._stopping.set()
+
+    async def stop(self) -> None:
+        """Stop accepting, refuse who waits, let who runs finish within the drain limit, end the rest in-band."""
+        if self._serving:
+            log.info("draining for at most %g s", self._config.server.drain_timeout_seconds)
+            await self._drain()
+        for runner in self._runners:
+            await runner.cleanup()
+        for pool in self._pools.values():
+            pool.close()
+        self._collector.unregister()
+        self._remove_socket_files()
+        log.info("stopped")
+
+    async def _drain(self) -> None:
+        for site in list(self._runners[0].sites):
+            await site.stop()
+        drain = asyncio.ensure_future(self._relay.drain(self._config.server.drain_timeout_seconds))
+        hurry = asyncio.ensure_future(self._stop_now.wait())
+        await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not drain.done():
+            self._relay.cut_short()
+        await drain
+
+    # -- the two listeners ------------------------------------------------------------------------------------------
+
+    def _application(self) -> web.Application:
+        application = web.Application(
+            middlewares=[
+                keep_record(self._observe),
+                detect_dialect(self._dialects),
+                render_errors,
+                canonicalise(routes=self._routes, max_body_bytes=self._config.server.max_body_bytes),
+            ]
+        )
+        application.router.add_route("*", "/{path:.*}", self._relay.handle, expect_handler=accept_expectation)
+        application.on_response_prepare.append(self._say_close_while_draining)
+        return application
+
+    def _admin_application(self) -> web.Application:
+        application = web.Application()
+        application.router.add_get("/metrics", server_stats)
+        application.router.add_get("/livez", self._livez)
+        application.router.add_get("/readyz", self._readyz)
+        return application
+
+    async def _livez(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        if self._relay.draining:
+            return web.Response(status=503, text="draining\n")
+        return web.Response(text="ok\n")
+
+    async def _say_close_while_draining(self, _request: web.Request, response: web.StreamResponse) -> None:
+        # Said in the header, not by force_close(): by now aiohttp has decided, and would close without a word, under
+        # the next request of a client that keeps its connection.
+        if self._relay.draining:
+            response.headers["connection"] = "close"
+
+    def _observe(self, record: RequestRecord) -> None:
+        self._observer.observe(record)
+        tell(record)
+
+    async def _listen(self, application: web.Application, address: ListenAddress, purpose: str) -> None:
+        runner = make_runner(application)
+        self._runners.append(runner)
+        await runner.setup()
+        site: web.BaseSite
+        if address.path is not None:
+            site = web.UnixSite(runner, address.path, backlog=LISTEN_BACKLOG)
+        else:
+            site = web.TCPSite(runner, address.host, address.port, backlog=LISTEN_BACKLOG, reuse_address=True)
+        try:
+            await site.start()
+        except OSError as error:
+            reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
+            raise CannotListen(f"cannot listen on {address}: {reason}") from None
+        for bound in runner.addresses:
+            where = ListenAddress(path=bound) if isinstance(bound, str) else ListenAddress(host=bound[0], port=bound[1])
+            log.info("%s on %s", purpose, where if where.path is not None else f"http://{where}")
+
+    def _remove_socket_files(self) -> None:
+        for address in (self._config.server.listen, self._config.server.admin_listen):
+            if address.path is not None:
+                with contextlib.suppress(OSError):
+                    Path(address.path).unlink()
+
+
+def make_runner(application: web.Application) -> web.AppRunner:
+    """The only place where a runner is made.
+
+    ``handler_cancellation`` is off in aiohttp's own runner: a queued client could leave without anybody noticing.  It
+    is on in aiohttp's test server, so a test that does not come through here proves nothing.
+    """
+    return web.AppRunner(
+        application,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
+        # Nothing is left to wait for when the runner is cleaned up: the relay has drained.
+        shutdown_timeout=0.5,
+    )
+
+
+def _limits(upstream: UpstreamConfig) -> Limits | None:
+    admission = upstream.admission
+    if admission == "unlimited":
+        return None
+    return Limits(
+        cap=admission.cap,
+        queue_limit=admission.queue_limit,
+        queue_timeout_seconds=admission.queue_timeout_seconds,
+        retry_after_min_seconds=admission.retry_after_min_seconds,
+        retry_after_max_seconds=admission.retry_after_max_seconds,
+    )
+
+
+def _target(upstream: UpstreamConfig) -> Target:
+    url = upstream.url
+    return Target(
+        host=url.host or "",
+        port=url.port or 0,
+        path=url.path,
+        authority=url.authority,
+        prefix=url.prefix,
+        ssl_context=ssl.create_default_context() if url.scheme == "https" else None,
+    )

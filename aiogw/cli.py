@@ -1,0 +1,63 @@
+"""The command line: arguments to exit code.  0: done; 1: cannot run; 2: usage or configuration."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiogw import __version__, config
+
+OK, CANNOT_RUN, BAD_CONFIG = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the return value is the exit code (argparse itself exits with 2)."""
+    options = _parser().parse_args(arguments)
+    try:
+        loaded = config.load(options.config)
+    except config.ConfigError as error:
+        for fault in error.faults:
+            print(f"aiogw: {fault}", file=sys.stderr)  # noqa: T201 - the log is not set up without a configuration
+        return BAD_CONFIG
+    if options.command == "check":
+        return OK
+    if options.command == "show":
+        sys.stdout.write(config.dumps(loaded))
+        return OK
+    return _run(loaded)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="aiogw", description="The front door of a self-hosted LLM cluster.")
+    parser.add_argument("--version", action="version", version=f"aiogw {__version__}")
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=("run", "check", "show"),
+        default="run",
+        help="run the gateway (the default), check the configuration, or show the effective configuration as TOML",
+    )
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="the configuration, a TOML file")
+    return parser
+
+
+def _run(loaded: config.Config) -> int:
+    # Imported here, so that check and show answer at once and do not need an event loop.
+    import uvloop
+
+    from aiogw.app import CannotListen, Gateway
+    from aiogw.record import configure_logging
+
+    configure_logging(level=loaded.server.log_level, format_=loaded.server.log_format)
+
+    async def serve() -> None:
+        await Gateway(loaded).run()
+
+    try:
+        uvloop.run(serve())
+    except CannotListen as error:
+        print(f"aiogw: {error}", file=sys.stderr)  # noqa: T201 - for whoever started it, as well as for the log
+        return CANNOT_RUN
+    return OK

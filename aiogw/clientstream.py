@@ -1,0 +1,237 @@
+"""The response to one client: starts once, is written as it comes, and knows when the client has left or takes nothing.
+
+It writes to the client's transport directly, since what it writes comes from a transport's callback and not from a
+task.  Nothing here may know a dialect, the gate or the upstream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import select
+import time
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from aiogw.canonical import ResponseHead
+from aiogw.errors import ClientGone
+
+# How often a client that lets its buffer fill is looked at.  Only slow readers are, so it costs nobody else anything.
+WATCH_SECONDS = 0.05
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+@functools.lru_cache(maxsize=2)
+def _date(now: int) -> str:
+    return formatdate(now, usegmt=True)
+
+
+class SentResponse(web.StreamResponse):
+    """What the handler gives back to aiohttp when the response has already gone out by another way."""
+
+    def __init__(self, *, status: int, keep_alive: bool) -> None:
+        super().__init__(status=status)
+        self._stays_open = keep_alive
+
+    @property
+    def keep_alive(self) -> bool | None:
+        return self._stays_open
+
+    async def prepare(self, request: web.BaseRequest) -> Any:
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        return None
+
+
+class ClientStream:
+    """The client's side of one exchange.
+
+    Up to ``buffer_bytes`` may wait in the transport; beyond that ``on_full`` is called, and ``on_drained`` once half of
+    it has gone.  A client that takes nothing for ``stall_timeout_seconds`` is given up: its connection is broken off
+    and ``on_stalled`` called.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        *,
+        headers: Iterable[tuple[str, str]],
+        buffer_bytes: int,
+        stall_timeout_seconds: float,
+        on_full: Callable[[], None],
+        on_drained: Callable[[], None],
+        on_stalled: Callable[[], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = request.transport
+        self._version = request.version
+        self._request_keep_alive = request.keep_alive
+        self._own_headers = tuple(headers)
+        self._buffer_bytes = buffer_bytes
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._on_full = on_full
+        self._on_drained = on_drained
+        self._on_stalled = on_stalled
+        self._chunked = False
+        self._length_left: int | None = None
+        self._full = False
+        self._watch: asyncio.TimerHandle | None = None
+        self._last_size = 0
+        self._taken_at = 0.0
+        self._drained: asyncio.Future[None] | None = None
+        self.started = False
+        self.keep_alive = True
+        self.ended = False
+        self.bytes_written = 0
+        self.status: int | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client's connection is known to be closed or closing."""
+        return self._transport is None or self._transport.is_closing()
+
+    def left_unnoticed(self) -> bool:
+        """Ask the kernel whether the client has closed, for the one moment in which it matters: before a grant is used.
+
+        Its FIN may be in the same batch of events as the one that freed the slot, or behind bytes that nobody reads.
+        """
+        if self.gone:
+            return True
+        assert self._transport is not None
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or not hasattr(select, "POLLRDHUP"):  # pragma: no cover - not Linux
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def send(self, data: bytes, *, head: ResponseHead | None = None, last: bool = False) -> None:
+        """Write ``data``, after the head if it is given, before the end if it is the last; one write for all."""
+        if self.ended or self.gone:
+            self.ended = self.ended or last
+            return
+        pieces: list[bytes] = []
+        if head is not None:
+            pieces.append(self._start(head))
+        if data:
+            self.bytes_written += len(data)
+            if self._chunked:
+                pieces += (b"%x\r\n" % len(data), data, b"\r\n")
+            else:
+                pieces.append(data)
+            if self._length_left is not None:
+                self._length_left -= len(data)
+        if last:
+            self.ended = True
+            if self._chunked:
+                pieces.append(b"0\r\n\r\n")
+            elif self._length_left:
+                # Fewer bytes than were announced: the client must not take them for the whole.
+                self.keep_alive = False
+                self.break_off()
+                return
+        if pieces:
+            self._write(pieces)
+
+    def break_off(self) -> None:
+        """Close without a proper end, so that the client can tell the response from a whole one."""
+        self.ended = True
+        self.keep_alive = False
+        if self._transport is not None:
+            self._transport.close() if self.started else self._transport.abort()
+
+    async def drained(self) -> None:
+        """Wait until the client has taken everything; raises ClientGone for one that has been given up.
+
+        Without this wait a client that never reads would keep its connection and its bytes for ever.
+        """
+        if self._buffered() == 0:
+            return
+        self._drained = self._loop.create_future()
+        self._start_watch()
+        await self._drained
+
+    def close(self) -> None:
+        """Stop watching; nothing is written any more."""
+        self.ended = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def response(self) -> SentResponse:
+        """What the aiohttp handler returns."""
+        return SentResponse(status=self.status or 0, keep_alive=self.keep_alive)
+
+    def _start(self, head: ResponseHead) -> bytes:
+        self.started = True
+        self.status = head.status
+        lines = [f"HTTP/1.1 {head.status} {_REASONS.get(head.status, '')}"]
+        if head.content_type:
+            lines.append(f"content-type: {head.content_type}")
+        lines += [f"{name}: {value}" for name, value in head.headers]
+        lines += [f"{name}: {value}" for name, value in self._own_headers]
+        if head.status in (204, 304):
+            self._length_left = 0
+        elif head.content_length is not None:
+            self._length_left = head.content_length
+            lines.append(f"content-length: {head.content_length}")
+        elif self._version >= (1, 1):
+            self._chunked = True
+            lines.append("transfer-encoding: chunked")
+        else:
+            self.keep_alive = False  # HTTP/1.0: the end of the connection is the end of the body
+        self.keep_alive = self.keep_alive and self._request_keep_alive and self._version >= (1, 1)
+        if not self.keep_alive:
+            lines.append("connection: close")
+        lines.append(f"date: {_date(int(time.time()))}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape")
+
+    def _write(self, pieces: list[bytes]) -> None:
+        assert self._transport is not None
+        self._transport.writelines(pieces)
+        if not self._full and self._buffered() > self._buffer_bytes:
+            self._full = True
+            self._on_full()
+            self._start_watch()
+
+    def _buffered(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def _start_watch(self) -> None:
+        if self._watch is None:
+            self._last_size = self._buffered()
+            self._taken_at = self._loop.time()
+            self._watch = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Look at a slow client.  Its buffer, not the transport's pause and resume: only that shows slow from stuck."""
+        self._watch = None
+        size, now = self._buffered(), self._loop.time()
+        if size < self._last_size or size == 0:
+            self._taken_at = now
+        self._last_size = size
+        if now - self._taken_at >= self._stall_timeout_seconds:
+            self._give_up()
+            return
+        if self._full and size <= self._buffer_bytes // 2:
+            self._full = False
+            self._on_drained()
+        if size == 0 and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._full or size:
+            self._watch = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def _give_up(self) -> None:
+        self.ended = True
+        self.keep_alive = False
+        self._on_stalled()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_exception(ClientGone(code="client_stalled"))
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,124 @@
+"""What Prometheus sees: names, labels, and a collector that reads the gate when it is scraped.
+
+Gauges are read from the state itself and never counted up and down, so they cannot drift.  Labels come from the
+configuration and from closed sets, never from what a client says.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping
+
+import prometheus_client
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import REGISTRY, Collector
+
+from aiogw import __version__
+from aiogw.admission.gate import GateStatistics
+from aiogw.record import RequestRecord
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+_WAIT_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+_DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+REQUESTS = Counter(
+    "aiogw_requests",
+    "Requests that have ended, by how; upstream is - where none was chosen.",
+    ("surface", "upstream", "outcome"),
+)
+QUEUE_WAIT = Histogram(
+    "aiogw_queue_wait_seconds",
+    "Time from a request's entry at the gate to its grant or, without one, its end.",
+    ("upstream",),
+    buckets=_WAIT_BUCKETS,
+)
+FIRST_BYTE = Histogram(
+    "aiogw_upstream_first_byte_seconds",
+    "Time from the grant to the upstream's first byte.",
+    ("upstream",),
+    buckets=_WAIT_BUCKETS,
+)
+DURATION = Histogram(
+    "aiogw_request_duration_seconds",
+    "Time from the arrival of a request to the end of its response.",
+    ("upstream",),
+    buckets=_DURATION_BUCKETS,
+)
+
+NO_UPSTREAM = "-"
+
+
+class Observer:
+    """Counts requests as they end; the children for each upstream are looked up once and not per request."""
+
+    def __init__(self, upstreams: tuple[str, ...]) -> None:
+        self._histograms = {
+            name: (QUEUE_WAIT.labels(name), FIRST_BYTE.labels(name), DURATION.labels(name)) for name in upstreams
+        }
+        self._requests: dict[tuple[str, str, str], Counter] = {}
+
+    def observe(self, record: RequestRecord) -> None:
+        key = (record.surface, record.upstream or NO_UPSTREAM, record.outcome)
+        counter = self._requests.get(key)
+        if counter is None:
+            counter = self._requests[key] = REQUESTS.labels(*key)
+        counter.inc()
+        if record.upstream is None:
+            return
+        wait, first_byte, duration = self._histograms[record.upstream]
+        if record.wait_seconds is not None:
+            wait.observe(record.wait_seconds)
+        if record.first_byte_seconds is not None:
+            first_byte.observe(record.first_byte_seconds)
+        if record.duration_seconds is not None:
+            duration.observe(record.duration_seconds)
+
+
+class GateCollector(Collector):
+    """Reads ``statistics`` of each upstream at scrape time."""
+
+    def __init__(self, *, upstreams: Mapping[str, Callable[[], GateStatistics]], draining: Callable[[], bool]) -> None:
+        self._upstreams = upstreams
+        self._draining = draining
+
+    def register(self) -> None:
+        REGISTRY.register(self)
+
+    def unregister(self) -> None:
+        REGISTRY.unregister(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing beforehand: a description would have to read a gate that is not built yet."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["upstream"]
+        cap = GaugeMetricFamily("aiogw_slots_limit", "The cap; absent for an unlimited upstream.", labels=labels)
+        in_use = GaugeMetricFamily("aiogw_slots_in_use", "Slots held by requests at the upstream.", labels=labels)
+        queue_limit = GaugeMetricFamily("aiogw_queue_limit", "Places in the queue.", labels=labels)
+        waiting = GaugeMetricFamily("aiogw_queue_requests", "Requests that wait for a slot.", labels=labels)
+        oldest = GaugeMetricFamily(
+            "aiogw_queue_oldest_wait_seconds", "How long the head of the queue has waited.", labels=labels
+        )
+        grants = CounterMetricFamily("aiogw_grants", "Requests that were given their slots.", labels=labels)
+        refusals = CounterMetricFamily(
+            "aiogw_refusals", "Requests turned away at the gate, by reason.", labels=[*labels, "reason"]
+        )
+        for name, statistics in self._upstreams.items():
+            reading = statistics()
+            if reading.cap is not None:
+                cap.add_metric([name], reading.cap)
+                queue_limit.add_metric([name], reading.queue_limit)
+            in_use.add_metric([name], reading.slots_in_use)
+            waiting.add_metric([name], reading.waiting)
+            oldest.add_metric([name], reading.oldest_wait_seconds)
+            grants.add_metric([name], reading.grants_total)
+            for reason, count in reading.refusals_total.items():
+                refusals.add_metric([name, reason], count)
+        yield from (cap, in_use, queue_limit, waiting, oldest, grants, refusals)
+        yield GaugeMetricFamily("aiogw_draining", "1 while the gateway shuts down.", value=float(self._draining()))
+        build = GaugeMetricFamily("aiogw_build_info", "Always 1.", labels=["version", "python"])
+        build.add_metric([__version__, platform.python_version()], 1)
+        yield build

@@ -1,0 +1,152 @@
+"""What every request passes before it is relayed: its record, its dialect, its errors, its canonical form.
+
+This is the only module that reads a request's head and body.  It may not know the gate or an upstream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from aiogw.canonical import Document
+from aiogw.clientstream import SentResponse
+from aiogw.dialects import detect
+from aiogw.dialects.base import Call, Dialect, LocalEndpoint
+from aiogw.errors import BodyTooLarge, ClientGone, GatewayError, InternalFault, MalformedBody
+from aiogw.record import CLIENT_GONE, RequestRecord, request_id_from
+from aiogw.routing import Routes
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger(__name__)
+
+RECORD = web.RequestKey("RECORD", RequestRecord)
+DIALECT: web.RequestKey[Dialect] = web.RequestKey("DIALECT", Dialect)
+CALL = web.RequestKey("CALL", Call)
+
+
+def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
+    """Open the record of every request, and tell it once, however the request ends."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        record = RequestRecord(
+            request_id=request_id_from(request.headers.get("x-request-id")),
+            arrived_at=time.monotonic(),
+            method=request.method,
+            path=request.path,
+        )
+        request[RECORD] = record
+        try:
+            response = await handler(request)
+            if record.status is None:
+                record.status = response.status
+                record.response_bytes = response.content_length or 0
+            return response
+        except asyncio.CancelledError:
+            record.outcome = CLIENT_GONE
+            raise
+        finally:
+            record.ended_at = time.monotonic()
+            observe(record)
+
+    return middleware
+
+
+def detect_dialect(dialects: tuple[Dialect, ...]) -> Middleware:
+    """Choose the dialect by the path alone; everything after this can speak to the client in its own words."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        dialect = detect(request.path, dialects)
+        request[DIALECT] = dialect
+        request[RECORD].surface = dialect.name
+        return await handler(request)
+
+    return middleware
+
+
+@web.middleware
+async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every error that is still an exception here into the document its surface knows."""
+    record = request[RECORD]
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        fault = error
+    except ClientGone as gone:
+        record.outcome = gone.code
+        if request.transport is not None:
+            request.transport.abort()
+        return SentResponse(status=0, keep_alive=False)
+    except Exception:
+        log.exception("request %s failed", record.request_id)
+        fault = InternalFault()
+    record.outcome = fault.code
+    return _respond(request, request[DIALECT].render_error(fault, record.request_id))
+
+
+def canonicalise(*, routes: Routes, max_body_bytes: int) -> Middleware:
+    """Answer what can be answered here; of the rest, read the whole body and leave its canonical form behind.
+
+    The body is read before the gate, because aiohttp stops reading from a connection whose body is left alone, and a
+    connection that is not read cannot be seen to close (measured with aiohttp 3.14: from about 525 kB).
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        dialect = request[DIALECT]
+        endpoint = dialect.endpoint(request.method, request.path)
+        if isinstance(endpoint, LocalEndpoint):
+            return _respond(request, endpoint.answer(routes.models, request.query))
+        body = await _read_body(request, max_body_bytes)
+        record = request[RECORD]
+        record.request_bytes = len(body)
+        call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, routes.find_engine)
+        request[CALL] = call
+        record.model = call.request.model
+        record.stream = call.request.stream
+        record.sequences = call.request.sequences
+        return await handler(request)
+
+    return middleware
+
+
+async def accept_expectation(_request: web.Request) -> None:
+    """Replaces aiohttp's own handler of ``Expect``, which says 100 before anybody has looked at the length."""
+
+
+async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
+    """The whole body, decoded; raises BodyTooLarge, MalformedBody."""
+    if request.content_length is not None and request.content_length > max_body_bytes:
+        raise BodyTooLarge(limit_bytes=max_body_bytes)
+    if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
+        async for piece in request.content.iter_any():
+            size += len(piece)
+            if size > max_body_bytes:
+                raise BodyTooLarge(limit_bytes=max_body_bytes)
+            pieces.append(piece)
+    except web.RequestPayloadError as error:
+        raise MalformedBody(reason=f"its framing or encoding is broken ({error})") from None
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _respond(request: web.Request, document: Document) -> web.Response:
+    """``document`` as aiohttp sends it, with the request id where this surface's clients look for it."""
+    response = web.Response(status=document.status, body=document.body)
+    response.headers["content-type"] = document.content_type
+    for name, value in document.headers:
+        response.headers[name] = value
+    for name in request[DIALECT].request_id_headers:
+        response.headers[name] = request[RECORD].request_id
+    return response

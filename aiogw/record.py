@@ -1,0 +1,166 @@
+"""What is known of one request, gathered along its way and told once at its end: the log line and the metrics.
+
+Nothing here decides anything, and nothing of what a prompt or an answer says is ever put in.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from typing import Any
+
+from attrs import define
+
+COMPLETED = "completed"
+CLIENT_GONE = "client_gone"
+CLIENT_STALLED = "client_stalled"
+
+# Request ids from outside end up in logs, headers and file names of other people: a short, plain pattern or none.
+_SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+
+def request_id_from(given: str | None) -> str:
+    """``given`` if it is a sane request id, else a fresh one."""
+    if given is not None and _SANE_REQUEST_ID.fullmatch(given):
+        return given
+    return f"req_{secrets.token_hex(12)}"
+
+
+@define(kw_only=True)
+class RequestRecord:
+    """One request.  Times are of the monotonic clock, in seconds; None: did not happen."""
+
+    request_id: str
+    arrived_at: float
+    surface: str = "-"
+    method: str = "-"
+    path: str = "-"
+    model: str | None = None
+    upstream: str | None = None
+    stream: bool = False
+    sequences: int = 1
+    position: int | None = None
+    entered_at: float | None = None
+    granted_at: float | None = None
+    first_byte_at: float | None = None
+    upstream_ended_at: float | None = None
+    ended_at: float | None = None
+    request_bytes: int = 0
+    response_bytes: int = 0
+    status: int | None = None
+    outcome: str = COMPLETED
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """Time at the gate, until the grant or, without one, until the end."""
+        if self.entered_at is None:
+            return None
+        until = self.granted_at if self.granted_at is not None else self.ended_at
+        return None if until is None else until - self.entered_at
+
+    @property
+    def first_byte_seconds(self) -> float | None:
+        """From the grant to the upstream's first byte."""
+        if self.granted_at is None or self.first_byte_at is None:
+            return None
+        return self.first_byte_at - self.granted_at
+
+    @property
+    def duration_seconds(self) -> float | None:
+        """From the arrival of the request's head to the end of its response."""
+        return None if self.ended_at is None else self.ended_at - self.arrived_at
+
+    def fields(self) -> dict[str, Any]:
+        """The members of the log line, in its order; what did not happen is left out."""
+        told: dict[str, Any] = {
+            "request_id": self.request_id,
+            "surface": self.surface,
+            "method": self.method,
+            "path": self.path,
+            "model": self.model,
+            "upstream": self.upstream,
+            "stream": self.stream,
+            "sequences": self.sequences if self.sequences != 1 else None,
+            "position": self.position,
+            "wait_seconds": _rounded(self.wait_seconds),
+            "first_byte_seconds": _rounded(self.first_byte_seconds),
+            "duration_seconds": _rounded(self.duration_seconds),
+            "request_bytes": self.request_bytes,
+            "response_bytes": self.response_bytes,
+            "status": self.status,
+            "outcome": self.outcome,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+access_log = logging.getLogger("aiogw.access")
+
+
+def tell(record: RequestRecord) -> None:
+    """Write the one line of a request that has ended."""
+    if access_log.isEnabledFor(logging.INFO):
+        access_log.info("request", extra={"fields": record.fields()})
+
+
+class TextFormatter(logging.Formatter):
+    """``time level logger: message key=value …`` for people and grep; values that need it are quoted."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", None) or {}
+        members = "".join(f" {name}={_text(value)}" for name, value in fields.items())
+        stamp = _stamp(record.created)
+        line = f"{stamp} {record.levelname.lower()} {record.name}: {record.getMessage()}{members}"
+        return line + _traceback(self, record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, the same members as in the text form."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {
+            "time": _stamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told.update(getattr(record, "fields", None) or {})
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    # format() of a number, not str(): 5e-05 reads badly where 0.0001 is meant.
+    text = f"{value:.4f}" if isinstance(value, float) else str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+_PLAIN = re.compile(r"[!#-<>-~]+")
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return "\n" + formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
+def _stamp(created: float) -> str:
+    """RFC 3339 with milliseconds, in UTC: sortable, and the same on every machine of the cluster."""
+    whole = int(created)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((created - whole) * 1000):03d}Z"
+
+
+def configure_logging(*, level: str, format_: str) -> None:
+    """Send every log line of the process to standard error, which is where systemd and containers pick it up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if format_ == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

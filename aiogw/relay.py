@@ -1,0 +1,257 @@
+"""One request from its canonical form to the last byte of its response; alone knows dialect, gate, upstream and client.
+
+The handler's task only waits for the end.  What happens in between happens in calls: the gate's grant puts the request
+on the wire, the upstream's bytes go through the encoder to the client, and the end gives the slot back first and
+finishes the response second, because an idle slot is the one thing that costs a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+
+from aiohttp import web
+from attrs import frozen
+
+from aiogw.admission.gate import Admission, Gate
+from aiogw.canonical import ResponseHead
+from aiogw.clientstream import ClientStream
+from aiogw.dialects.base import Call, Dialect
+from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault
+from aiogw.middleware import CALL, DIALECT, RECORD
+from aiogw.record import CLIENT_GONE, CLIENT_STALLED, RequestRecord
+from aiogw.routing import Route, Routes
+from aiogw.upstream.answer import read_error
+from aiogw.upstream.pool import UpstreamCall, UpstreamPool
+
+log = logging.getLogger(__name__)
+
+# An error document is a sentence or two; a page of HTML from something in between may be longer and is cut.
+MAX_ERROR_BYTES = 65536
+
+# What a client may say to an upstream besides its body (the rest, its credentials first of all, was meant for us).
+FORWARDED_HEADERS = ("accept", "user-agent", "traceparent", "tracestate", "baggage")
+
+
+@frozen(kw_only=True)
+class RelayLimits:
+    """How much of a response may wait for a slow client, in bytes, and how long for a stuck one, in seconds."""
+
+    response_buffer_bytes: int
+    client_stall_timeout_seconds: float
+
+
+class Relay:
+    """All requests that are under way.  ``pools`` has the connections by upstream address."""
+
+    def __init__(self, *, routes: Routes, gate: Gate, pools: Mapping[str, UpstreamPool], limits: RelayLimits) -> None:
+        self._routes = routes
+        self._gate = gate
+        self._pools = pools
+        self._limits = limits
+        self._running: set[RelayedRequest] = set()
+        self._nothing_running = asyncio.Event()
+        self._nothing_running.set()
+        self.draining = False
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Serve the canonical request that the middlewares left in ``request``; raises GatewayError or ClientGone."""
+        call = request[CALL]
+        route = self._routes.find(call.request.model)
+        relayed = RelayedRequest(
+            request, call, route=route, gate=self._gate, pool=self._pools[route.address], limits=self._limits
+        )
+        relayed.stream.keep_alive = not self.draining
+        self._running.add(relayed)
+        self._nothing_running.clear()
+        try:
+            return await relayed.serve()
+        finally:
+            relayed.close()
+            self._running.discard(relayed)
+            if not self._running:
+                self._nothing_running.set()
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Refuse whoever waits, let the others finish for at most ``timeout_seconds``, end the rest in-band."""
+        self.draining = True
+        self._gate.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._nothing_running.wait()
+        self.cut_short()
+        # Their handlers still have to write the last bytes; a client that does not take them is not waited for.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await self._nothing_running.wait()
+
+    def cut_short(self) -> None:
+        for relayed in list(self._running):
+            relayed.fail(Draining(upstream=relayed.route.upstream, retry_after_seconds=1))
+
+
+class RelayedRequest:
+    """One request at the gate, then at the upstream, then done; every method is safe to call in any of these states."""
+
+    def __init__(
+        self, request: web.Request, call: Call, *, route: Route, gate: Gate, pool: UpstreamPool, limits: RelayLimits
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._request_headers = request.headers
+        self._request = call.request
+        self._encoder = call.encoder
+        self._dialect: Dialect = request[DIALECT]
+        self._record: RequestRecord = request[RECORD]
+        self._gate = gate
+        self._pool = pool
+        self._admission: Admission | None = None
+        self._upstream: UpstreamCall | None = None
+        self._error_head: ResponseHead | None = None
+        self._error_body = bytearray()
+        self._ended: asyncio.Future[GatewayError | ClientGone | None] = self._loop.create_future()
+        self.route = route
+        self.stream = ClientStream(
+            request,
+            headers=[(name, self._record.request_id) for name in self._dialect.request_id_headers],
+            buffer_bytes=limits.response_buffer_bytes,
+            stall_timeout_seconds=limits.client_stall_timeout_seconds,
+            on_full=self._client_full,
+            on_drained=self._client_drained,
+            on_stalled=self._client_stalled,
+        )
+
+    async def serve(self) -> web.StreamResponse:
+        """From the gate to the last byte taken by the client.
+
+        Raises GatewayError while it can still become an ordinary error response; later failures are said in-band.
+        Cancelled when the client leaves.
+        """
+        record = self._record
+        record.upstream = self.route.upstream
+        record.entered_at = time.monotonic()
+        self._admission = self._gate.enter(
+            self.route.address, self._request.sequences, granted=self._granted, refused=self.fail
+        )
+        record.position = self._admission.position
+        error = await self._ended
+        if error is not None:
+            raise error
+        await self.stream.drained()
+        return self.stream.response()
+
+    def fail(self, error: GatewayError) -> None:
+        """End it with ``error``: the upstream is let go, the slot given back, the client told as well as still can be.
+
+        Once the response has begun, that is in-band, in the dialect's form, or by breaking the connection off.
+        """
+        if self._ended.done():
+            return
+        self._let_go()
+        self._record.outcome = error.code
+        if not self.stream.started:
+            self._ended.set_result(error)
+            return
+        told = self._encoder.fail(error, self._record.request_id)
+        if told is None:
+            self.stream.break_off()
+        else:
+            self.stream.send(told, last=True)
+        self._ended.set_result(None)
+
+    def close(self) -> None:
+        """Give back whatever is still held: the last thing that happens to a request, whatever happened before."""
+        self._let_go()
+        self.stream.close()
+        self._record.status = self.stream.status
+        self._record.response_bytes = self.stream.bytes_written
+        if not self._ended.done():
+            self._ended.cancel()
+
+    # -- the gate's calls -------------------------------------------------------------------------------------------
+
+    def _granted(self, admission: Admission) -> None:
+        self._admission = admission
+        record = self._record
+        record.granted_at = time.monotonic()
+        if admission.waited and self.stream.left_unnoticed():
+            self._let_go()
+            self._record.outcome = CLIENT_GONE
+            self._ended.set_result(ClientGone(code=CLIENT_GONE))
+            return
+        request = self._request
+        headers = [("content-type", request.content_type), ("x-request-id", record.request_id)]
+        given = self._request_headers
+        headers += [(name, value) for name in FORWARDED_HEADERS if (value := given.get(name)) is not None]
+        self._upstream = self._pool.post(request.path, headers, request.body, self)
+
+    # -- the upstream's calls ---------------------------------------------------------------------------------------
+
+    def response_step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
+        """What one read from the upstream brought.  The slot goes first: its next holder's request is on the wire
+        before this one's last bytes are looked at."""
+        if ended:
+            self._upstream = None
+            self._record.upstream_ended_at = time.monotonic()
+            self._let_go()
+        try:
+            self._take(head, data, ended)
+        except GatewayError as error:
+            self.fail(error)
+        except Exception:
+            log.exception("request %s failed on its upstream's answer", self._record.request_id)
+            self.fail(InternalFault())
+
+    def response_failed(self, error: UpstreamFault) -> None:
+        self._upstream = None
+        self.fail(error)
+
+    def _take(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
+        if self._ended.done():
+            return
+        if head is not None:
+            self._record.first_byte_at = time.monotonic()
+            if 200 <= head.status < 300:
+                self._encoder.begin(head)
+            else:
+                self._error_head = head
+        if self._error_head is not None:
+            self._take_error(self._error_head, data, ended)
+            return
+        out = self._encoder.feed(data, last=ended)
+        starting = None if self.stream.started else self._encoder.head
+        self.stream.send(out, head=starting, last=ended)
+        if ended:
+            self._ended.set_result(None)
+
+    def _take_error(self, head: ResponseHead, data: bytes, ended: bool) -> None:
+        room = MAX_ERROR_BYTES - len(self._error_body)
+        self._error_body += data[:room]
+        if ended or len(data) > room:
+            raise read_error(self.route.upstream, head, bytes(self._error_body))
+
+    # -- the client's calls -----------------------------------------------------------------------------------------
+
+    def _client_full(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause_reading()
+
+    def _client_drained(self) -> None:
+        if self._upstream is not None:
+            self._upstream.resume_reading()
+
+    def _client_stalled(self) -> None:
+        self._let_go()
+        self._record.outcome = CLIENT_STALLED
+        if not self._ended.done():
+            self._ended.set_result(ClientGone(code=CLIENT_STALLED))
+
+    def _let_go(self) -> None:
+        """Abort the upstream if it is still at work, then leave the gate: in this order the engine never has more."""
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+        if self._admission is not None:
+            self._admission.leave()

@@ -1,0 +1,60 @@
+"""What an upstream says when it refuses: its status and whatever body, read as one error value.  Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from aiogw.canonical import ResponseHead
+from aiogw.errors import UpstreamStatus
+
+MAX_MESSAGE_CHARACTERS = 2000
+MAX_RETRY_AFTER_SECONDS = 60
+
+
+def read_error(upstream: str, head: ResponseHead, body: bytes) -> UpstreamStatus:
+    """The error value of a response that is not a 2xx.
+
+    Seen in the wild: ``{"error": {...}}`` and ``{"error": "text"}`` (vLLM), ``{"object": "error", "message": ...}``
+    (older vLLM), ``{"detail": ...}`` (FastAPI), ``{"message": ...}``, HTML, plain text, nothing.
+    """
+    try:
+        document: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        document = None
+    error = document.get("error") if isinstance(document, dict) else None
+    plain = head.content_type.lower().startswith("text/plain")
+    return UpstreamStatus(
+        upstream=upstream,
+        upstream_status=head.status,
+        upstream_message=_clean(_message(document) or (body.decode("utf-8", "replace") if plain else "")),
+        error=error if isinstance(error, dict) else None,
+        upstream_retry_after_seconds=_retry_after(head),
+    )
+
+
+def _message(document: Any) -> str:
+    """The first text found in ``error.message``, ``error``, ``message``, ``detail``."""
+    if not isinstance(document, dict):
+        return ""
+    error = document.get("error")
+    candidates = (error.get("message") if isinstance(error, dict) else error, document.get("message"))
+    for text in (*candidates, document.get("detail")):
+        if isinstance(text, str) and text:
+            return text
+    return ""
+
+
+def _clean(text: str) -> str:
+    """``text`` without control characters, cut to a length that a person would read."""
+    kept = "".join(character for character in text if character.isprintable() or character in "\n\t")
+    return kept.strip()[:MAX_MESSAGE_CHARACTERS]
+
+
+def _retry_after(head: ResponseHead) -> int | None:
+    """The upstream's ``Retry-After`` in whole seconds, bounded to what clients obey; a date is not worth a clock."""
+    for name, value in head.headers:
+        if name == "retry-after" and value.isascii() and value.isdigit():
+            return max(1, min(MAX_RETRY_AFTER_SECONDS, int(value)))
+    return None

@@ -1,0 +1,236 @@
+"""The connections of one upstream: made when needed, kept while they are good, never shared between two requests.
+
+There is no limit here on purpose: the gate is the only one, and two would make neither true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Iterable
+from typing import Protocol
+
+from attrs import field, frozen
+
+from aiogw.canonical import ResponseHead
+from aiogw.errors import UpstreamFault, UpstreamUnavailable
+from aiogw.upstream.connection import Connection
+
+log = logging.getLogger(__name__)
+
+# uvicorn, vLLM's server, closes a connection that has been idle for five seconds.  One that is nearly that old would
+# die under the request sent on it.
+MAX_IDLE_SECONDS = 4.0
+
+
+@frozen(kw_only=True)
+class Target:
+    """Where an upstream listens: ``host`` and ``port``, or, where it is given, the ``path`` of a Unix socket.
+
+    ``authority`` is sent as ``Host``; ``prefix`` comes before every path; ``ssl_context`` None: plain HTTP.
+    """
+
+    host: str
+    port: int
+    path: str | None
+    authority: str
+    prefix: str
+    ssl_context: ssl.SSLContext | None = field(repr=False)
+
+
+class ResponseListener(Protocol):
+    """Who waits for the response; see ``connection.Exchange`` for what the steps mean."""
+
+    def response_step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None: ...
+
+    def response_failed(self, error: UpstreamFault) -> None: ...
+
+
+class UpstreamCall:
+    """One POST and its response, over at most two connections.
+
+    A kept connection may die just as the request is written on it.  Then, and only if not one byte of a response was
+    seen, the request goes out once more on a fresh connection: still one request to whoever holds the slot.
+    """
+
+    def __init__(self, pool: UpstreamPool, head: bytes, body: bytes, listener: ResponseListener) -> None:
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._listener: ResponseListener | None = listener
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        connection = self._pool.take()
+        if connection is not None:
+            self._send(connection)
+        else:
+            self._connect()
+
+    def abort(self) -> None:
+        """End it, now and silently: the connection is closed, whatever it was doing."""
+        self._listener = None
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+
+    def pause_reading(self) -> None:
+        if self._connection is not None:
+            self._connection.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._connection is not None:
+            self._connection.resume_reading()
+
+    # -- what the connection tells ----------------------------------------------------------------------------------
+
+    def response_step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
+        self._body = b""  # it will not be sent again, and may be large
+        if ended:
+            self._connection = None
+        if self._listener is not None:
+            self._listener.response_step(head, data, ended)
+
+    def response_failed(self, error: UpstreamFault, *, untouched: bool) -> None:
+        was_kept = self._connection is not None and self._connection.used
+        self._connection = None
+        if untouched and was_kept:
+            self._connect()
+        elif self._listener is not None:
+            self._listener.response_failed(error)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _send(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.send(self._head, self._body, self)
+
+    def _connect(self) -> None:
+        self._connecting = asyncio.get_running_loop().create_task(self._connect_and_send())
+
+    async def _connect_and_send(self) -> None:
+        try:
+            connection = await self._pool.connect()
+        except UpstreamUnavailable as error:
+            if self._listener is not None:
+                self._listener.response_failed(error)
+        else:
+            if self._listener is None:
+                connection.abort()
+            else:
+                self._send(connection)
+        finally:
+            self._connecting = None
+
+
+class UpstreamPool:
+    """The connections of the upstream ``upstream`` at ``target``; time-outs in seconds."""
+
+    def __init__(
+        self,
+        *,
+        upstream: str,
+        target: Target,
+        connect_timeout_seconds: float,
+        first_byte_timeout_seconds: float,
+        idle_timeout_seconds: float,
+    ) -> None:
+        self._upstream = upstream
+        self._target = target
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._first_byte_timeout_seconds = first_byte_timeout_seconds
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._idle: list[Connection] = []
+        self._closed = False
+
+    def post(
+        self, path: str, headers: Iterable[tuple[str, str]], body: bytes, listener: ResponseListener
+    ) -> UpstreamCall:
+        """Send ``body`` to ``path``; on a kept connection it is on the wire before this returns.
+
+        ``headers`` are end-to-end fields; Host, Content-Length and Accept-Encoding are written here.  An encoding is
+        never asked for, because nobody could look into a compressed event stream.
+        """
+        fields = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        head = (
+            f"POST {self._target.prefix}{path} HTTP/1.1\r\nhost: {self._target.authority}\r\n{fields}"
+            f"accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        call = UpstreamCall(self, head.encode("utf-8", "surrogateescape"), body, listener)
+        call.start()
+        return call
+
+    def close(self) -> None:
+        """Drop the kept connections, and keep none from now on."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().abort()
+
+    def take(self) -> Connection | None:
+        """The connection that was used last, which is the likeliest to be alive; None: make one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and asyncio.get_running_loop().time() - connection.idle_since < MAX_IDLE_SECONDS:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self) -> Connection:
+        """A fresh connection; raises UpstreamUnavailable."""
+        loop = asyncio.get_running_loop()
+        connection = Connection(
+            loop=loop,
+            keeper=self,
+            upstream=self._upstream,
+            first_byte_timeout_seconds=self._first_byte_timeout_seconds,
+            idle_timeout_seconds=self._idle_timeout_seconds,
+        )
+        target = self._target
+        try:
+            async with asyncio.timeout(self._connect_timeout_seconds):
+                if target.path is not None:
+                    await loop.create_unix_connection(lambda: connection, target.path)
+                else:
+                    await loop.create_connection(lambda: connection, target.host, target.port, ssl=target.ssl_context)
+        except TimeoutError:
+            connection.abort()
+            raise self._unavailable(f"no connection within {self._connect_timeout_seconds:g} s") from None
+        except OSError as error:
+            connection.abort()
+            raise self._unavailable(_reason(error)) from None
+        except BaseException:
+            # Cancelled, perhaps in the tick in which the connection was made: it must not stay behind.
+            connection.abort()
+            raise
+        return connection
+
+    def connection_idle(self, connection: Connection) -> None:
+        if self._closed:
+            connection.abort()
+        else:
+            self._idle.append(connection)
+
+    def connection_closed(self, connection: Connection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _unavailable(self, reason: str) -> UpstreamUnavailable:
+        log.warning("cannot connect to the upstream %s at %s: %s", self._upstream, self._target.authority, reason)
+        return UpstreamUnavailable(upstream=self._upstream, reason=reason)
+
+
+def _reason(error: OSError) -> str:
+    """What went wrong, without the address, which is not the client's business."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or 'handshake'}"
+    if isinstance(error, socket.gaierror):
+        return "its name cannot be resolved"
+    return os.strerror(error.errno).lower() if error.errno else "the connection failed"
