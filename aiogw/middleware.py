@@ -16,7 +16,7 @@ from aiohttp.typedefs import Middleware
 from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
 from aiogw.dialects import detect
-from aiogw.dialects.base import Call, Dialect, LocalEndpoint
+from aiogw.dialects.base import Call, Dialect, LocalEndpoint, RelayEndpoint
 from aiogw.errors import BodyTooLarge, ClientGone, GatewayError, InternalFault, MalformedBody
 from aiogw.record import CLIENT_GONE, RequestRecord, request_id_from
 from aiogw.routing import Routes
@@ -104,17 +104,24 @@ def canonicalise(*, routes: Routes, max_body_bytes: int) -> Middleware:
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
             return _respond(request, endpoint.answer(routes.models, request.query))
-        body = await _read_body(request, max_body_bytes)
-        record = request[RECORD]
-        record.request_bytes = len(body)
-        call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, routes.find_engine)
-        request[CALL] = call
-        record.model = call.request.model
-        record.stream = call.request.stream
-        record.sequences = call.request.sequences
+        request[CALL] = await _read_call(request, dialect, endpoint, routes, max_body_bytes)
         return await handler(request)
 
     return middleware
+
+
+async def _read_call(
+    request: web.Request, dialect: Dialect, endpoint: RelayEndpoint, routes: Routes, max_body_bytes: int
+) -> Call:
+    """A function of its own, so that no frame that outlives it keeps the body of a request that has been sent on."""
+    body = await _read_body(request, max_body_bytes)
+    record = request[RECORD]
+    record.request_bytes = len(body)
+    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, routes.find_engine)
+    record.model = call.request.model
+    record.stream = call.request.stream
+    record.sequences = call.request.sequences
+    return call
 
 
 async def accept_expectation(_request: web.Request) -> None:

@@ -46,7 +46,6 @@ class RequestRecord:
     entered_at: float | None = None
     granted_at: float | None = None
     first_byte_at: float | None = None
-    upstream_ended_at: float | None = None
     ended_at: float | None = None
     request_bytes: int = 0
     response_bytes: int = 0
@@ -137,11 +136,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    # format() of a number, not str(): 5e-05 reads badly where 0.0001 is meant.
-    text = f"{value:.4f}" if isinstance(value, float) else str(value)
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else json.dumps(value)
+    if isinstance(value, float):
+        # Not str(): 5e-05 reads badly where 0.0001 is meant.
+        return f"{value:.4f}"
+    return str(value).lower()
 
 
 _PLAIN = re.compile(r"[!#-<>-~]+")

@@ -149,10 +149,8 @@ class UpstreamPool:
         self._idle: list[Connection] = []
         self._closed = False
 
-    def post(
-        self, path: str, headers: Iterable[tuple[str, str]], body: bytes, listener: ResponseListener
-    ) -> UpstreamCall:
-        """Send ``body`` to ``path``; on a kept connection it is on the wire before this returns.
+    def request_head(self, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
+        """The head of a POST of ``body`` to ``path``, made beforehand so that a grant has nothing left to do but write.
 
         ``headers`` are end-to-end fields; Host, Content-Length and Accept-Encoding are written here.  An encoding is
         never asked for, because nobody could look into a compressed event stream.
@@ -162,7 +160,11 @@ class UpstreamPool:
             f"POST {self._target.prefix}{path} HTTP/1.1\r\nhost: {self._target.authority}\r\n{fields}"
             f"accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"
         )
-        call = UpstreamCall(self, head.encode("utf-8", "surrogateescape"), body, listener)
+        return head.encode("utf-8", "surrogateescape")
+
+    def post(self, head: bytes, body: bytes, listener: ResponseListener) -> UpstreamCall:
+        """Send a request; on a kept connection it is on the wire before this returns."""
+        call = UpstreamCall(self, head, body, listener)
         call.start()
         return call
 
