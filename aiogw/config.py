@@ -7,12 +7,13 @@ are used for.
 from __future__ import annotations
 
 import ipaddress
+import json
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NewType
-from urllib.parse import urlsplit
 
 import cattrs
 import tomli_w
@@ -145,7 +146,8 @@ def loads(text: str) -> Config:
     """Validate ``text``; raises ConfigError with every fault found."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Not only TOMLDecodeError: an integer of thousands of digits and deep nesting have errors of their own.
         raise ConfigError([f"not valid TOML: {error}"]) from None
     faults: list[str] = []
     config: Config | None = None
@@ -182,9 +184,12 @@ def _found(value: object) -> str:
 
 
 def _toml(value: object) -> str:
+    """A value as one would write it; always one line."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "more than 64 bits"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
 def _whole_number(expected: str, minimum: int, maximum: float) -> Callable[[Any, Any], Any]:
@@ -222,18 +227,23 @@ def _models(value: Any, _type: Any) -> tuple[str, ...]:
     return tuple(_text(one) for one in value)
 
 
+_AUTHORITY = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]*))(?::(?P<port>[0-9]{1,5}))?"
+)
+_ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<authority>[^/]*)(?P<path>/[!-~]*)?", re.IGNORECASE)
+
+
 def _host_and_port(authority: str, default_port: int | None) -> tuple[str, int]:
-    parts = urlsplit(f"//{authority}")
-    try:
-        port = parts.port if parts.port is not None else default_port
-    except ValueError:
-        port = None
-    host = (parts.hostname or "").rstrip(".")
-    if not host or port is None or parts.netloc != authority or any(c.isspace() for c in authority):
+    """Raises ValueError."""
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None:
         raise ValueError(authority)
-    if ":" in host:
-        host = ipaddress.IPv6Address(host).compressed
-    return host, port
+    port = int(found["port"]) if found["port"] else default_port
+    if port is None or port > 65535:
+        raise ValueError(authority)
+    if found["v6"]:
+        return ipaddress.IPv6Address(found["v6"]).compressed, port
+    return found["host"].rstrip(".").lower(), port
 
 
 def _listen_address(value: Any, _type: Any) -> ListenAddress:
@@ -256,23 +266,24 @@ def _upstream_address(value: Any, _type: Any) -> UpstreamAddress:
         raise _Fault(f"{expected}, found {_found(value)}")
     if value.startswith("unix:/"):
         return UpstreamAddress(scheme="http", path=value.removeprefix("unix:"))
-    parts = urlsplit(value)
-    scheme = parts.scheme.lower()
-    if scheme not in ("http", "https"):
+    found = _ORIGIN.fullmatch(value)
+    if found is None:
         raise _Fault(f"{expected}, found {_found(value)}")
-    if "@" in parts.netloc:
+    if "@" in found["authority"]:
+        # Not shown: it may hold a password.
         raise _Fault("expected an address without user name and password in it")
     if "?" in value or "#" in value:
         raise _Fault(f"expected an address without a query or fragment, found {_found(value)}")
+    scheme = found["scheme"].lower()
     try:
-        host, port = _host_and_port(parts.netloc, {"http": 80, "https": 443}[scheme])
+        host, port = _host_and_port(found["authority"], {"http": 80, "https": 443}[scheme])
     except ValueError:
-        raise _Fault(f"{expected}, found {_found(value)}") from None
-    prefix = parts.path.rstrip("/")
+        port = 0
+    if port == 0:
+        raise _Fault(f"{expected}, found {_found(value)}")
+    prefix = (found["path"] or "").rstrip("/")
     if prefix.endswith("/v1"):
         raise _Fault(f"expected the address without /v1, which the gateway adds by itself, found {_found(value)}")
-    if any(not c.isascii() or not c.isprintable() or c.isspace() for c in prefix):
-        raise _Fault(f"expected a plain path, found {_found(value)}")
     return UpstreamAddress(scheme=scheme, host=host, port=port, prefix=prefix)
 
 
@@ -342,12 +353,17 @@ def _step(error: BaseException) -> str:
         if isinstance(note, AttributeValidationNote):
             return f".{note.name}"
         if isinstance(note, IterableValidationNote):
-            return f".{note.index}"
+            return f".{_key(str(note.index))}"
     return ""
 
 
 def _dotted(path: str, key: str) -> str:
-    return f"{path}.{key}".lstrip(".")
+    return f"{path}.{_key(key)}".lstrip(".")
+
+
+def _key(key: str) -> str:
+    """A key as TOML writes it: bare if it can be, else quoted."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
 def _cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
@@ -362,7 +378,7 @@ def _cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
     for name, table in tables.items():
         if not isinstance(table, dict):
             continue
-        path = f"upstreams.{name}"
+        path = f"upstreams.{_key(name)}"
         models = table.get("models")
         for model in models if isinstance(models, list) else ():
             if not isinstance(model, str):

@@ -152,6 +152,7 @@ def _respond(request: web.Request, document: Document) -> web.Response:
     """``document`` as aiohttp sends it, with the request id where this surface's clients look for it."""
     response = web.Response(status=document.status, body=document.body)
     response.headers["content-type"] = document.content_type
+    response.headers["server"] = "aiogw"  # else aiohttp tells its version and Python's
     for name, value in document.headers:
         response.headers[name] = value
     for name in request[DIALECT].request_id_headers:

@@ -154,7 +154,7 @@ class UpstreamGate:
         self._draining = True
         for admission in list(self._queue.newest_first()):
             self._leave(admission)
-            admission.refuse(self._counted(self._draining_error()))
+            self._refuse(admission, self._draining_error())
 
     def estimated_wait_seconds(self) -> float:
         """The wait of a newcomer, from how long slots have been held and are being held."""
@@ -224,7 +224,7 @@ class UpstreamGate:
         except Exception:
             log.exception("a request failed while it was granted its slot at %s", self._upstream)
             self._leave(admission)
-            admission.refuse(InternalFault())
+            self._refuse(admission, InternalFault())
 
     def _expire(self, admission: Admission) -> None:
         self._leave(admission)
@@ -233,7 +233,14 @@ class UpstreamGate:
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
             retry_after_seconds=self._retry_after_seconds(),
         )
-        admission.refuse(self._counted(error))
+        self._refuse(admission, error)
+
+    def _refuse(self, admission: Admission, error: GatewayError) -> None:
+        """Tell one request; one that cannot bear it is not to keep the news from the others."""
+        try:
+            admission.refuse(self._counted(error))
+        except Exception:
+            log.exception("a request failed while it was refused at %s", self._upstream)
 
     def _counted(self, error: E) -> E:
         self._refusals_total[error.code] += 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-# from aiogw.dialects.anthropic import ANTHROPIC
+from aiogw.dialects.anthropic import ANTHROPIC
 from aiogw.dialects.base import Dialect
 from aiogw.dialects.openai import OPENAI
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI,)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC)
 
 
 def detect(path: str, dialects: tuple[Dialect, ...] = DIALECTS) -> Dialect:

@@ -7,8 +7,10 @@ know another dialect, a queue or a socket.
 from __future__ import annotations
 
 import json
-import re
+import math
 from collections.abc import Mapping
+from email.message import Message
+from email.parser import BytesHeaderParser
 from typing import Any
 
 import msgspec
@@ -33,6 +35,12 @@ MOUNT = "/v1"
 
 # How much of an event that is not yet complete is held back; a larger one is passed on in parts.
 HELD_BYTES = 1 << 20
+
+# Of a form: starlette, which parses it at vLLM, stops at a thousand parts, too.
+MAX_PARTS = 1000
+MAX_PART_HEAD_BYTES = 16384
+# More sequences than any cap.
+MAX_COUNT = 10**9
 
 _OPERATIONS = {
     "/v1/chat/completions": Operation.CHAT,
@@ -247,9 +255,13 @@ def _sequences(operation: Operation, peek: _Peek) -> int:
 
 
 def _count(raw: msgspec.Raw) -> int:
-    text = bytes(raw)
-    # More digits than any engine has slots are as good as one more than the cap; int() is not asked to read thousands.
-    return max(1, int(text[:9])) if text.isdigit() else 1
+    """A count as vLLM's lax models read it: 6, 6.0 and "6" are six; what they refuse counts as 1."""
+    try:
+        number = float(bytes(raw).strip(b'" '))
+    except ValueError:
+        return 1
+    # Anything above is as good as one more than the cap.
+    return max(1, int(number)) if number < MAX_COUNT else MAX_COUNT if math.isfinite(number) else 1
 
 
 def _prompts(raw: msgspec.Raw) -> int:
@@ -257,27 +269,40 @@ def _prompts(raw: msgspec.Raw) -> int:
     text = bytes(raw)
     if not text.startswith(b"["):
         return 1
-    items = _list_decoder.decode(text)
+    try:
+        items = _list_decoder.decode(text)
+    except msgspec.DecodeError:
+        # What only the lenient parser reads is text with lone surrogates, or NaN; see _peek_leniently.
+        lenient = json.loads(text)
+        return len(lenient) if isinstance(lenient[0], str | list) else 1
     return len(items) if items and bytes(items[0])[:1] in (b'"', b"[") else 1
 
 
 def _multipart_model(content_type: str, body: bytes) -> str | msgspec.UnsetType:
     """The text of the form's ``model`` part (RFC 7578); the parts before it are stepped over, not copied."""
-    found = re.search(r'boundary="?([^";]+)"?', content_type, re.IGNORECASE)
-    if found is None:
+    form = Message()
+    form["content-type"] = content_type
+    boundary = form.get_boundary()
+    if not boundary:
         raise MalformedBody(reason="its multipart content type names no boundary")
-    delimiter = b"--" + found[1].strip().encode("utf-8", "surrogateescape")
-    start = 0 if body.startswith(delimiter) else body.find(b"\r\n" + delimiter)
-    if start < 0:
+    delimiter = b"--" + boundary.encode("utf-8", "surrogateescape")
+    start = 0 if body.startswith(delimiter) else body.find(b"\r\n" + delimiter) + 2
+    if not body.startswith(delimiter, start):
         raise MalformedBody(reason="its multipart boundary does not occur in it")
-    while (head_end := body.find(b"\r\n\r\n", start)) >= 0:
-        end = body.find(b"\r\n" + delimiter, head_end)
+    for _ in range(MAX_PARTS):
+        head_start = start + len(delimiter)
+        head_end = body.find(b"\r\n\r\n", head_start, head_start + MAX_PART_HEAD_BYTES)
+        if head_end < 0:
+            return msgspec.UNSET
+        # From the end of the head's last line, which an empty part shares with its delimiter.
+        end = body.find(b"\r\n" + delimiter, head_end + 2)
         if end < 0:
             raise MalformedBody(reason="its last multipart part has no end")
-        if re.search(rb'(?i)content-disposition:[^\r\n]*[; ]name="?model"?\s*(;|\r|$)', body[start:head_end]):
+        head = BytesHeaderParser().parsebytes(body[head_start + 2 : head_end + 2])
+        if head.get_param("name", header="content-disposition") == "model":
             return body[head_end + 4 : end].decode("utf-8", "replace").strip()
         start = end + 2
-    return msgspec.UNSET
+    raise MalformedBody(reason=f"it has more than {MAX_PARTS} multipart parts before one named model")
 
 
 # -- answers of our own ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -19,10 +20,7 @@ def read_error(upstream: str, head: ResponseHead, body: bytes) -> UpstreamStatus
     Seen in the wild: ``{"error": {...}}`` and ``{"error": "text"}`` (vLLM), ``{"object": "error", "message": ...}``
     (older vLLM), ``{"detail": ...}`` (FastAPI), ``{"message": ...}``, HTML, plain text, nothing.
     """
-    try:
-        document: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        document = None
+    document = _parse(body)
     error = document.get("error") if isinstance(document, dict) else None
     plain = head.content_type.lower().startswith("text/plain")
     return UpstreamStatus(
@@ -32,6 +30,18 @@ def read_error(upstream: str, head: ResponseHead, body: bytes) -> UpstreamStatus
         error=error if isinstance(error, dict) else None,
         upstream_retry_after_seconds=_retry_after(head),
     )
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        # vLLM quotes what it was sent, which may be lone surrogates; only the standard library reads those.
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _message(document: Any) -> str:
@@ -56,5 +66,6 @@ def _retry_after(head: ResponseHead) -> int | None:
     """The upstream's ``Retry-After`` in whole seconds, bounded to what clients obey; a date is not worth a clock."""
     for name, value in head.headers:
         if name == "retry-after" and value.isascii() and value.isdigit():
-            return max(1, min(MAX_RETRY_AFTER_SECONDS, int(value)))
+            # int() refuses to read thousands of digits; nine are more than enough to be above the bound.
+            return max(1, min(MAX_RETRY_AFTER_SECONDS, int(value[:9])))
     return None
