@@ -12,6 +12,7 @@
     ├── Refusal               ours: not now; always with ``retry_after_seconds``
     │   ├── QueueFull             503
     │   ├── QueueTimeout          503
+    │   ├── QueueTooSlow          503  would time out, by the estimate
     │   └── Draining              503
     ├── UpstreamFault         behind us
     │   ├── UpstreamUnavailable   503  no connection could be made
@@ -229,6 +230,24 @@ class QueueTimeout(Refusal):
         return (
             f"No slot of the upstream {self.upstream!r} became free within {self.waited_seconds:g} s; try again in "
             f"{self.retry_after_seconds} s"
+        )
+
+
+@frozen(kw_only=True)
+class QueueTooSlow(Refusal):
+    """Refused at entry: by the estimate it would only have timed out later."""
+
+    estimated_seconds: float
+    queue_timeout_seconds: float
+
+    code = "queue_too_slow"
+    title = "Would wait too long"
+
+    @property
+    def message(self) -> str:
+        return (
+            f"A slot of the upstream {self.upstream!r} is about {self.estimated_seconds:.0f} s away, more than the "
+            f"{self.queue_timeout_seconds:g} s a request may wait; try again in {self.retry_after_seconds} s"
         )
 
 

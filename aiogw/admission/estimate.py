@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from collections import deque
 
+# So many ends make an estimate that may be the reason for refusing somebody.
+ENOUGH = 8
+
 # Enough to be steady, few enough to follow a change of load within a minute or two of a busy upstream.
 REMEMBERED = 64
 
@@ -17,6 +20,9 @@ class HoldTimes:
 
     def __init__(self) -> None:
         self._held_seconds: deque[float] = deque(maxlen=REMEMBERED)
+
+    def __len__(self) -> int:
+        return len(self._held_seconds)
 
     def observe(self, held_seconds: float) -> None:
         self._held_seconds.append(held_seconds)

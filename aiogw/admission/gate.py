@@ -7,6 +7,7 @@ else of either.  It never awaits: every change happens inside one call, in one s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -14,9 +15,9 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from aiogw.admission.estimate import HoldTimes, retry_after_seconds, wait_seconds
+from aiogw.admission.estimate import ENOUGH, HoldTimes, retry_after_seconds, wait_seconds
 from aiogw.admission.queue import FairQueue, Ticket, TicketState
-from aiogw.errors import Draining, GatewayError, InternalFault, QueueFull, QueueTimeout, TooManySequences
+from aiogw.errors import Draining, GatewayError, InternalFault, QueueFull, QueueTimeout, QueueTooSlow, TooManySequences
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,9 @@ E = TypeVar("E", bound=GatewayError)
 
 # What a client is told while the gateway restarts: a second is about what that takes.
 DRAINING_RETRY_AFTER_SECONDS = 1
+
+# Places in the queue are counted anew this often at the most: thousands who wait are told theirs every few seconds.
+POSITIONS_SECONDS = 1.0
 
 
 @frozen(kw_only=True)
@@ -53,15 +57,35 @@ class GateStatistics:
     refusals_total: Mapping[str, int]
 
 
+@frozen(kw_only=True)
+class Outlook:
+    """What a waiting request may be told: how many are ahead of it, and the estimated seconds until its grant."""
+
+    position: int
+    estimated_seconds: float
+
+
 class Admission(Ticket):
     """One request at the gate: waiting, then holding its slots until ``leave``."""
 
-    __slots__ = ("_gate", "_granted", "_refused", "deadline", "entered_at", "granted_at", "position", "timer", "waited")
+    __slots__ = (
+        "_gate",
+        "_granted",
+        "_refused",
+        "deadline",
+        "entered_at",
+        "granted_at",
+        "number",
+        "position",
+        "timer",
+        "waited",
+    )
 
     def __init__(
         self,
         gate: UpstreamGate,
         *,
+        number: int,
         weight: int,
         granted: Callable[[Admission], None],
         refused: Callable[[GatewayError], None],
@@ -71,6 +95,7 @@ class Admission(Ticket):
     ) -> None:
         super().__init__(weight=weight)
         self._gate = gate
+        self.number = number
         self._granted = granted
         self._refused = refused
         self.entered_at = entered_at
@@ -87,6 +112,10 @@ class Admission(Ticket):
         simply call it.
         """
         self._gate._leave(self)
+
+    def outlook(self) -> Outlook:
+        """Its place in the queue as of at most a second ago; 0 and 0.0 once it holds its slots."""
+        return self._gate._outlook(self)
 
     def grant(self) -> None:
         self._granted(self)
@@ -112,6 +141,9 @@ class UpstreamGate:
         self._draining = False
         self._grants_total = 0
         self._refusals_total: Counter[str] = Counter()
+        self._entries = itertools.count()
+        self._positions: dict[int, int] = {}
+        self._positions_at = float("-inf")
 
     def enter(
         self, weight: int, granted: Callable[[Admission], None], refused: Callable[[GatewayError], None]
@@ -125,6 +157,7 @@ class UpstreamGate:
         now = self._loop.time()
         admission = Admission(
             self,
+            number=next(self._entries),
             weight=weight,
             granted=granted,
             refused=refused,
@@ -132,6 +165,8 @@ class UpstreamGate:
             deadline=now + limits.queue_timeout_seconds if limits else float("inf"),
             position=self._queue.statistics().waiting,
         )
+        if limits is not None:
+            self._refuse_hopeless(admission, limits)
         if not self._queue.enter(admission):
             assert limits is not None
             raise self._counted(
@@ -149,6 +184,26 @@ class UpstreamGate:
             admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
         return admission
 
+    def _refuse_hopeless(self, admission: Admission, limits: Limits) -> None:
+        """Refuse at entry who would wait in vain, while that is still an honest status and has cost nobody anything.
+
+        Only where the estimate rests on enough requests that have ended, and somebody is really in front.
+        """
+        statistics = self._queue.statistics()
+        waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > limits.cap
+        if not waits or statistics.waiting >= limits.queue_limit or len(self._hold_times) < ENOUGH:
+            return
+        estimated_seconds = self.estimated_wait_seconds(statistics.waiting)
+        if estimated_seconds > limits.queue_timeout_seconds:
+            raise self._counted(
+                QueueTooSlow(
+                    upstream=self._upstream,
+                    estimated_seconds=estimated_seconds,
+                    queue_timeout_seconds=limits.queue_timeout_seconds,
+                    retry_after_seconds=self._retry_after_seconds(),
+                )
+            )
+
     def drain(self) -> None:
         """Refuse all who wait and all who come; those who hold slots keep them."""
         self._draining = True
@@ -156,15 +211,22 @@ class UpstreamGate:
             self._leave(admission)
             self._refuse(admission, self._draining_error())
 
-    def estimated_wait_seconds(self) -> float:
-        """The wait of a newcomer, from how long slots have been held and are being held."""
+    def estimated_wait_seconds(self, ahead: int) -> float:
+        """The wait of a request with ``ahead`` others before it, from how long slots have been and are being held."""
         now = self._loop.time()
         ages = [now - admission.granted_at for admission in self._holding if admission.granted_at is not None]
-        return wait_seconds(
-            mean_held_seconds=self._hold_times.mean_seconds(ages),
-            running=len(self._holding),
-            ahead=self._queue.statistics().waiting,
-        )
+        mean_held_seconds = self._hold_times.mean_seconds(ages)
+        return wait_seconds(mean_held_seconds=mean_held_seconds, running=len(self._holding), ahead=ahead)
+
+    def _outlook(self, admission: Admission) -> Outlook:
+        if admission.state is not TicketState.WAITING:
+            return Outlook(position=0, estimated_seconds=0.0)
+        now = self._loop.time()
+        if now >= self._positions_at + POSITIONS_SECONDS or admission.number not in self._positions:
+            self._positions = {waiting.number: position for position, waiting in enumerate(self._queue.in_line())}
+            self._positions_at = now
+        position = self._positions[admission.number]
+        return Outlook(position=position, estimated_seconds=self.estimated_wait_seconds(position))
 
     def statistics(self) -> GateStatistics:
         queue = self._queue.statistics()
@@ -249,7 +311,7 @@ class UpstreamGate:
     def _retry_after_seconds(self) -> int:
         assert self._limits is not None
         return retry_after_seconds(
-            self.estimated_wait_seconds(),
+            self.estimated_wait_seconds(self._queue.statistics().waiting),
             minimum_seconds=self._limits.retry_after_min_seconds,
             maximum_seconds=self._limits.retry_after_max_seconds,
         )

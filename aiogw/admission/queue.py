@@ -114,6 +114,10 @@ class FairQueue(Generic[T]):
         """The ticket that is next in line."""
         return next(iter(self._waiting), None)
 
+    def in_line(self) -> Iterator[T]:
+        """The waiting tickets, the head first."""
+        return iter(self._waiting)
+
     def newest_first(self) -> Iterator[T]:
         """The waiting tickets from the end of the queue, the order in which all can leave without one being granted."""
         return reversed(self._waiting)
