@@ -10,6 +10,9 @@ States: IDLE (kept for the next request) -> BUSY (a request is out, its response
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
 from typing import Protocol, cast
 
 import httptools
@@ -132,8 +135,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once; whatever is going on ends without being told."""
         self._end_exchange()
-        if self._transport is not None:
-            self._transport.abort()
+        self._close()
 
     # -- asyncio.Protocol -------------------------------------------------------------------------------------------
 
@@ -297,8 +299,16 @@ class Connection(asyncio.Protocol):
         exchange.response_failed(error, untouched=untouched)
 
     def _close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        """Close now.  The transport alone would close in the next turn of the loop, and a request that is granted the
+        slot in this one would reach the upstream while it still works on the one that was given up."""
+        if self._transport is None:
+            return
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and not self._transport.is_closing():
+            # A second descriptor, because what uvloop and asyncio hand out has no shutdown.
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(sock.fileno())) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
+        self._transport.abort()
 
     def _end_exchange(self) -> None:
         self._exchange = None

@@ -1,0 +1,111 @@
+"""What is not code and yet ships: each tool configured in one place, files that parse, scripts that run."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted([*(ROOT / "scripts").iterdir(), *(ROOT / ".ci").iterdir()])
+SHELL_SCRIPTS = [path for path in SCRIPTS if path.suffix == ""]
+SHIPPED = ROOT / "etc" / "gateway.toml"
+UNIT = ROOT / "systemd" / "aiogw.service"
+
+
+def unit_value(name: str) -> list[str]:
+    """The values of a setting in the unit, in order; a setting may occur several times."""
+    lines = [line.partition("=") for line in UNIT.read_text().splitlines()]
+    return [value for key, _, value in lines if key == name]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_pyproject_has_nothing_but_the_build_and_ruff() -> None:
+    """All other tools are configured in setup.cfg, and none in two places."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(pyproject) == {"build-system", "tool"}
+    assert set(pyproject["tool"]) == {"ruff"}
+
+
+@pytest.mark.parametrize("name", ["pytest.ini", ".pytest.ini", ".coveragerc", "mypy.ini", ".mypy.ini", "tox.ini"])
+def test_no_second_home_for_configuration(name: str) -> None:
+    """A file that would silently outrank setup.cfg is not there."""
+    assert not (ROOT / name).exists()
+
+
+def test_setup_cfg_has_no_percent_sign() -> None:
+    """Setuptools interpolates the whole file, so one percent sign for another tool breaks the build."""
+    assert "%" not in (ROOT / "setup.cfg").read_text()
+
+
+def test_source_distribution_has_what_is_not_a_package() -> None:
+    """Configuration, unit, scripts and tests are grafted into the source distribution."""
+    lines = (ROOT / "MANIFEST.in").read_text().splitlines()
+    assert {f"graft {name}" for name in ("etc", "systemd", "scripts", "tests")} <= set(lines)
+
+
+def test_shipped_configuration_has_the_documented_keys() -> None:
+    """The shipped configuration is TOML with the cluster of the documentation, one gated upstream and one without."""
+    config = tomllib.loads(SHIPPED.read_text())
+    assert set(config) == {"server", "upstreams"}
+    assert set(config["upstreams"]) == {"reasoning", "embeddings"}
+    admission = config["upstreams"]["reasoning"]["admission"]
+    assert (admission["engine_slots"], admission["cap"]) == (8, 6)
+    assert config["upstreams"]["embeddings"]["admission"] == "unlimited"
+    assert set(config["upstreams"]["reasoning"]) == set(config["upstreams"]["embeddings"])
+
+
+@pytest.mark.parametrize("setting", ["ExecStartPre", "ExecStart"])
+def test_unit_runs_the_installed_command(setting: str) -> None:
+    """The unit checks and runs the same configuration with the same program."""
+    (value,) = unit_value(setting)
+    program, *arguments = shlex.split(value)
+    assert program == "/opt/aiogw/bin/aiogw"
+    assert arguments[-2:] == ["--config", "/etc/aiogw/gateway.toml"]
+    assert arguments[:-2] == (["check"] if setting == "ExecStartPre" else [])
+
+
+def test_unit_waits_for_the_drain() -> None:
+    """Systemd gives the daemon longer to stop than the shipped drain takes."""
+    (stop,) = unit_value("TimeoutStopSec")
+    assert int(stop) > tomllib.loads(SHIPPED.read_text())["server"]["drain_timeout_seconds"]
+    assert unit_value("KillSignal") == ["SIGTERM"]
+
+
+def test_unit_has_each_section_once() -> None:
+    """The unit parses, with its three sections."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.read(UNIT)
+    assert parser.sections() == ["Unit", "Service", "Install"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_unit_is_hardened() -> None:
+    """Systemd rates the unit's exposure at 1.2 of 10 or less."""
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=12", "--no-pager", str(UNIT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
+def test_script_is_executable(path: Path) -> None:
+    """Every script runs by its name and says with what."""
+    assert os.access(path, os.X_OK)
+    assert path.read_bytes().startswith((b"#!/usr/bin/env bash\n", b"#!/usr/bin/env python3\n"))
+
+
+@pytest.mark.parametrize("path", SHELL_SCRIPTS, ids=name_of)
+def test_shell_script_is_sound(path: Path) -> None:
+    """Every shell script parses, and stops at the first thing that fails."""
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, timeout=10, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nset -euo pipefail\n" in path.read_text()
