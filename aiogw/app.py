@@ -16,10 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from aiohttp import web
+from attrs import asdict
 from prometheus_async.aio.web import server_stats
 
 from aiogw.admission.gate import Gate, Limits, UpstreamGate
 from aiogw.canonical import Engine
+from aiogw.catalogue import Catalogue
 from aiogw.config import Config, ListenAddress, UpstreamConfig
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
@@ -68,8 +70,8 @@ class Gateway:
                 idle_timeout_seconds=upstream.idle_timeout_seconds,
             )
             routes += (
-                Route(model=model, upstream=name, address=address, engine=Engine(model=model))
-                for model in upstream.models
+                Route(model=model, upstream=name, address=address, engine=_engine(upstream, served_as))
+                for model, served_as in _served(upstream).items()
             )
         self._gate = Gate(gates)
         self._routes = Routes(routes, created=int(time.time()))
@@ -80,7 +82,13 @@ class Gateway:
             limits=RelayLimits(
                 response_buffer_bytes=server.response_buffer_bytes,
                 client_stall_timeout_seconds=server.client_stall_timeout_seconds,
+                first_sign_seconds=server.first_sign_seconds,
+                sign_interval_seconds=server.sign_interval_seconds,
             ),
+        )
+        self._catalogue = Catalogue(
+            pools={name: self._pools[upstream.url.key] for name, upstream in config.upstreams.items()},
+            learn=self._routes.learn,
         )
         self._observer = Observer(tuple(config.upstreams))
         self._collector = GateCollector(
@@ -97,6 +105,7 @@ class Gateway:
         await self._listen(self._application(), server.listen, "listening")
         await self._listen(self._admin_application(), server.admin_listen, "metrics and health")
         self._serving = True
+        self._catalogue.start()
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain at once.  Raises CannotListen."""
@@ -121,6 +130,7 @@ class Gateway:
         if self._serving:
             log.info("draining for at most %g s", self._config.server.drain_timeout_seconds)
             await self._drain()
+        await self._catalogue.stop()
         for runner in self._runners:
             await runner.cleanup()
         for pool in self._pools.values():
@@ -219,6 +229,15 @@ def make_runner(application: web.Application) -> web.AppRunner:
         # Nothing is left to wait for when the runner is cleaned up: the relay has drained.
         shutdown_timeout=0.5,
     )
+
+
+def _served(upstream: UpstreamConfig) -> dict[str, str]:
+    """The names clients may use, each with the name the upstream uses."""
+    return {model: model for model in upstream.models} | upstream.aliases
+
+
+def _engine(upstream: UpstreamConfig, model: str) -> Engine:
+    return Engine(model=model, **asdict(upstream.dialect))
 
 
 def _limits(upstream: UpstreamConfig) -> Limits | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -23,6 +23,7 @@ class Operation(StrEnum):
     RERANK = "rerank"
     TRANSCRIPTIONS = "transcriptions"
     TRANSLATIONS = "translations"
+    TOKENIZE = "tokenize"
 
 
 @frozen(kw_only=True)
@@ -31,7 +32,8 @@ class CanonicalRequest:
 
     ``body`` is the exact document the upstream gets: an OpenAI-style request as vLLM reads it.  ``path`` is relative
     to the upstream's address and constant per operation; nothing a client sends becomes part of it.  ``sequences`` is
-    how many of the engine's sequence slots the request will occupy.  ``surface`` is a name for the log line, never a
+    how many of the engine's sequence slots the request will occupy; 0 is for what needs none (counting tokens) and so
+    passes no gate.  ``surface`` is a name for the log line, never a
     reason for a decision.
     """
 
@@ -71,10 +73,25 @@ class Document:
 
 @frozen(kw_only=True)
 class ModelCard:
-    """A model a client may name.  ``created`` is Unix time in seconds."""
+    """A model a client may name.
+
+    ``members`` is the upstream's own card, empty until it has shown one; ``alias_of`` the model behind an alias.
+    ``created`` is Unix time in seconds, the upstream's where it is known.
+    """
 
     id: str
     created: int
+    max_model_len: int | None = None
+    alias_of: str | None = None
+    members: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class TokenUsage:
+    """What a response cost, in tokens, as the engine counted."""
+
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @frozen(kw_only=True)
@@ -95,6 +112,10 @@ class Engine:
     - ``reasoning_efforts``: what ``reasoning_effort`` may be, lowest first.
     - ``show_unrequested_thinking``: reasoning is shown to clients that did not ask for thinking.
     - ``continuous_usage``: the engine knows ``stream_options.continuous_usage_stats``.
+    - ``accounting``: streams that do not ask for their usage are made to tell it, and it is hidden from the client.
+    - ``repeat_reasoning_as``: a second name for the reasoning on ``/v1``, for clients that know no other.
+    - ``count_tokens``: ask the engine (``upstream``) or count characters (``estimate``).
+    - ``body_defaults``: members every request gets that does not have them.
     """
 
     model: str
@@ -110,3 +131,7 @@ class Engine:
     reasoning_efforts: tuple[str, ...] = ("low", "medium", "high")
     show_unrequested_thinking: bool = False
     continuous_usage: bool = True
+    accounting: bool = False
+    repeat_reasoning_as: str | None = None
+    count_tokens: Literal["upstream", "estimate"] = "upstream"
+    body_defaults: Mapping[str, Any] = field(factory=dict)

@@ -89,6 +89,7 @@ class ClientStream:
         self.keep_alive = True
         self.ended = False
         self.bytes_written = 0
+        self.written_at: float | None = None
         self.status: int | None = None
 
     @property
@@ -195,6 +196,7 @@ class ClientStream:
     def _write(self, pieces: list[bytes]) -> None:
         assert self._transport is not None
         self._transport.writelines(pieces)
+        self.written_at = time.monotonic()
         if not self._full and self._buffered() > self._buffer_bytes:
             self._full = True
             self._on_full()

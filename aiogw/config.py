@@ -17,7 +17,7 @@ from typing import Any, Literal, NewType
 
 import cattrs
 import tomli_w
-from attrs import asdict, fields, frozen
+from attrs import asdict, field, fields, frozen
 from cattrs.errors import (
     AttributeValidationNote,
     BaseValidationError,
@@ -26,15 +26,29 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn
 
+from aiogw.canonical import Engine
+
 Count = NewType("Count", int)
 """A whole number, at least 0."""
 Positive = NewType("Positive", int)
 """A whole number, at least 1."""
 Seconds = NewType("Seconds", float)
 """A positive, finite number of seconds."""
+SecondsOrNever = NewType("SecondsOrNever", float)
+"""The same, or 0 for never."""
 RetrySeconds = NewType("RetrySeconds", int)
 """A whole number from 1 to 60: Claude Code gives up when told to wait longer."""
+Text = NewType("Text", str)
+"""A string that is not empty."""
+Names = NewType("Names", tuple[str, ...])
+"""At least one string that is not empty."""
+Members = NewType("Members", dict[str, Any])
+"""Members of a JSON object, as a TOML table."""
+Aliases = NewType("Aliases", dict[str, str])
+"""Names for clients to use, each with the model it stands for."""
 Unlimited = Literal["unlimited"]
+
+_engine = Engine(model="")
 
 
 class ConfigError(Exception):
@@ -101,6 +115,8 @@ class ServerConfig:
     response_buffer_bytes: Positive
     client_stall_timeout_seconds: Seconds
     drain_timeout_seconds: Seconds
+    first_sign_seconds: SecondsOrNever
+    sign_interval_seconds: Seconds
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["text", "json"]
 
@@ -116,13 +132,37 @@ class AdmissionConfig:
 
 
 @frozen(kw_only=True)
+class DialectConfig:
+    """What the engine can do.  These are capabilities and not limits, so what is not said is as in canonical.Engine."""
+
+    images: bool = _engine.images
+    image_urls: bool = _engine.image_urls
+    tool_images: bool = _engine.tool_images
+    system_anywhere: bool = _engine.system_anywhere
+    reasoning_field: Text = Text(_engine.reasoning_field)
+    thinking_on: Members = field(factory=lambda: Members(dict(_engine.thinking_on)))
+    thinking_off: Members = field(factory=lambda: Members(dict(_engine.thinking_off)))
+    thinking_budget: bool = _engine.thinking_budget
+    reasoning_efforts: Names = Names(_engine.reasoning_efforts)
+    show_unrequested_thinking: bool = _engine.show_unrequested_thinking
+    continuous_usage: bool = _engine.continuous_usage
+    accounting: bool = _engine.accounting
+    repeat_reasoning_as: Text | None = None
+    count_tokens: Literal["upstream", "estimate"] = _engine.count_tokens
+    max_model_len: Positive | None = None
+    body_defaults: Members = field(factory=lambda: Members({}))
+
+
+@frozen(kw_only=True)
 class UpstreamConfig:
     url: UpstreamAddress
-    models: tuple[str, ...]
+    models: Names
     connect_timeout_seconds: Seconds
     first_byte_timeout_seconds: Seconds
     idle_timeout_seconds: Seconds
     admission: AdmissionConfig | Unlimited
+    aliases: Aliases = field(factory=lambda: Aliases({}))
+    dialect: DialectConfig = field(factory=DialectConfig)
 
 
 @frozen(kw_only=True)
@@ -163,7 +203,12 @@ def loads(text: str) -> Config:
 
 def dumps(config: Config) -> str:
     """The configuration as TOML that ``loads`` reads back to an equal value."""
-    return tomli_w.dumps(asdict(config, value_serializer=_serialise))
+    return tomli_w.dumps(asdict(config, filter=_is_said, value_serializer=_serialise))
+
+
+def _is_said(_attribute: object, value: Any) -> bool:
+    """TOML has no null: what is None is left out, and read back as None."""
+    return value is not None
 
 
 def _serialise(_owner: object, _attribute: object, value: Any) -> Any:
@@ -208,6 +253,15 @@ def _seconds(value: Any, _type: Any) -> float:
     return value  # type: ignore[no-any-return]
 
 
+def _seconds_or_never(value: Any, type_: Any) -> float:
+    if value == 0 and type(value) in (int, float):
+        return value  # type: ignore[no-any-return]
+    try:
+        return _seconds(value, type_)
+    except _Fault:
+        raise _Fault(f"expected a positive number of seconds, or 0 for never, found {_found(value)}") from None
+
+
 def _text(value: Any, _type: Any = None) -> str:
     if not isinstance(value, str) or not value:
         raise _Fault(f"expected a string that is not empty, found {_found(value)}")
@@ -221,10 +275,33 @@ def _choice(value: Any, type_: Any) -> Any:
     return value
 
 
-def _models(value: Any, _type: Any) -> tuple[str, ...]:
+def _names(value: Any, _type: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
-        raise _Fault(f"expected an array of at least one model name, found {_found(value) if value != [] else 'none'}")
+        raise _Fault(f"expected an array of at least one name, found {_found(value) if value != [] else 'none'}")
     return tuple(_text(one) for one in value)
+
+
+def _boolean(value: Any, _type: Any) -> bool:
+    if type(value) is not bool:
+        raise _Fault(f"expected true or false, found {_found(value)}")
+    return value
+
+
+def _members(value: Any, _type: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Fault(f"expected a table, found {_found(value)}")
+    try:
+        # TOML has dates, times and infinities; the engine's JSON has not.
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise _Fault(f"expected values that JSON has, too ({error})") from None
+    return value
+
+
+def _aliases(value: Any, _type: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _Fault(f"expected a table of names and their models, found {_found(value)}")
+    return {_text(alias): _text(model) for alias, model in value.items()}
 
 
 _AUTHORITY = re.compile(
@@ -320,13 +397,18 @@ _converter.register_structure_hook(Count, _whole_number("a whole number, at leas
 _converter.register_structure_hook(Positive, _whole_number("a whole number, at least 1", 1, math.inf))
 _converter.register_structure_hook(RetrySeconds, _whole_number("a whole number from 1 to 60", 1, 60))
 _converter.register_structure_hook(Seconds, _seconds)
+_converter.register_structure_hook(SecondsOrNever, _seconds_or_never)
+_converter.register_structure_hook(Text, _text)
+_converter.register_structure_hook(Names, _names)
+_converter.register_structure_hook(Members, _members)
+_converter.register_structure_hook(Aliases, _aliases)
+_converter.register_structure_hook(bool, _boolean)
 _converter.register_structure_hook(ListenAddress, _listen_address)
 _converter.register_structure_hook(UpstreamAddress, _upstream_address)
-_converter.register_structure_hook_func(lambda type_: type_ == fields(UpstreamConfig).models.type, _models)
 _converter.register_structure_hook_func(lambda type_: getattr(type_, "__origin__", None) is Literal, _choice)
 _converter.register_structure_hook_func(lambda type_: type_ == AdmissionConfig | Unlimited, _admission)
 _converter.register_structure_hook_func(lambda type_: type_ == Mapping[str, UpstreamConfig], _upstreams)
-for _class in (AdmissionConfig, UpstreamConfig, ServerConfig, Config):
+for _class in (AdmissionConfig, DialectConfig, UpstreamConfig, ServerConfig, Config):
     _converter.register_structure_hook(_class, _table(_class))
 
 
@@ -386,6 +468,13 @@ def _cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
             if model in model_owner:
                 yield f"{path}.models: {_toml(model)} already belongs to upstreams.{model_owner[model]}"
             model_owner.setdefault(model, name)
+        aliases = table.get("aliases")
+        for alias, model in aliases.items() if isinstance(aliases, dict) else ():
+            if alias in model_owner:
+                yield f"{path}.aliases.{_key(alias)}: already the name of a model of upstreams.{model_owner[alias]}"
+            model_owner.setdefault(alias, name)
+            if isinstance(models, list) and isinstance(model, str) and model and model not in models:
+                yield f"{path}.aliases.{_key(alias)}: expected one of {path}.models, found {_found(model)}"
         try:
             key = _upstream_address(table.get("url"), None).key
         except _Fault:

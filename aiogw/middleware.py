@@ -104,7 +104,11 @@ def canonicalise(*, routes: Routes, max_body_bytes: int) -> Middleware:
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
             return _respond(request, endpoint.answer(routes.models, request.query))
-        request[CALL] = await _read_call(request, dialect, endpoint, routes, max_body_bytes)
+        call = await _read_call(request, dialect, endpoint, routes, max_body_bytes)
+        if isinstance(call, Document):
+            return _respond(request, call)
+        request[CALL] = call
+        del call  # this frame lives as long as the request, and the body should not
         return await handler(request)
 
     return middleware
@@ -112,12 +116,14 @@ def canonicalise(*, routes: Routes, max_body_bytes: int) -> Middleware:
 
 async def _read_call(
     request: web.Request, dialect: Dialect, endpoint: RelayEndpoint, routes: Routes, max_body_bytes: int
-) -> Call:
+) -> Call | Document:
     """A function of its own, so that no frame that outlives it keeps the body of a request that has been sent on."""
     body = await _read_body(request, max_body_bytes)
     record = request[RECORD]
     record.request_bytes = len(body)
     call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, routes.find_engine)
+    if isinstance(call, Document):
+        return call
     record.model = call.request.model
     record.stream = call.request.stream
     record.sequences = call.request.sequences

@@ -14,6 +14,8 @@ from typing import Any
 
 from attrs import define
 
+from aiogw.canonical import TokenUsage
+
 COMPLETED = "completed"
 CLIENT_GONE = "client_gone"
 CLIENT_STALLED = "client_stalled"
@@ -49,6 +51,7 @@ class RequestRecord:
     ended_at: float | None = None
     request_bytes: int = 0
     response_bytes: int = 0
+    usage: TokenUsage | None = None
     status: int | None = None
     outcome: str = COMPLETED
 
@@ -89,6 +92,8 @@ class RequestRecord:
             "duration_seconds": _rounded(self.duration_seconds),
             "request_bytes": self.request_bytes,
             "response_bytes": self.response_bytes,
+            "prompt_tokens": self.usage.prompt_tokens if self.usage else None,
+            "completion_tokens": self.usage.completion_tokens if self.usage else None,
             "status": self.status,
             "outcome": self.outcome,
         }

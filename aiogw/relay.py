@@ -38,10 +38,16 @@ FORWARDED_HEADERS = ("accept", "user-agent", "traceparent", "tracestate", "bagga
 
 @frozen(kw_only=True)
 class RelayLimits:
-    """How much of a response may wait for a slow client, in bytes, and how long for a stuck one, in seconds."""
+    """How much of a response may wait for a slow client, in bytes, and how long for a stuck one, in seconds.
+
+    A streaming client hears something after ``first_sign_seconds`` in the queue (0: never), and then, whatever the
+    reason for the silence, every ``sign_interval_seconds``.
+    """
 
     response_buffer_bytes: int
     client_stall_timeout_seconds: float
+    first_sign_seconds: float
+    sign_interval_seconds: float
 
 
 class Relay:
@@ -116,6 +122,9 @@ class RelayedRequest:
             call.request.body,
         )
         self._sequences = call.request.sequences
+        self._signs = call.request.stream and limits.first_sign_seconds > 0
+        self._limits = limits
+        self._sign_timer: asyncio.TimerHandle | None = None
         self._encoder = call.encoder
         self._dialect: Dialect = request[DIALECT]
         self._record: RequestRecord = request[RECORD]
@@ -146,10 +155,16 @@ class RelayedRequest:
         record = self._record
         record.upstream = self.route.upstream
         record.entered_at = time.monotonic()
-        self._admission = self._gate.enter(
-            self.route.address, self._sequences, granted=self._granted, refused=self.fail
-        )
-        record.position = self._admission.position
+        if self._sequences == 0:
+            self._send()
+        else:
+            self._admission = self._gate.enter(
+                self.route.address, self._sequences, granted=self._granted, refused=self.fail
+            )
+            record.position = self._admission.position
+        if self._signs and not self._ended.done():
+            waits = record.granted_at is None
+            self._sign_in(self._limits.first_sign_seconds if waits else self._limits.sign_interval_seconds)
         error = await self._ended
         if error is not None:
             raise error
@@ -179,6 +194,8 @@ class RelayedRequest:
         """Give back whatever is still held: the last thing that happens to a request, whatever happened before."""
         self._let_go()
         self.stream.close()
+        if self._sign_timer is not None:
+            self._sign_timer.cancel()
         self._record.status = self.stream.status
         self._record.response_bytes = self.stream.bytes_written
         if not self._ended.done():
@@ -195,7 +212,10 @@ class RelayedRequest:
             self._record.outcome = CLIENT_GONE
             self._ended.set_result(ClientGone(code=CLIENT_GONE))
             return
-        self._upstream = self._pool.post(self._request_head, self._body, self)
+        self._send()
+
+    def _send(self) -> None:
+        self._upstream = self._pool.send(self._request_head, self._body, self)
         self._body = b""  # the call has it now, and lets go of it with the first byte of the answer
 
     # -- the upstream's calls ---------------------------------------------------------------------------------------
@@ -243,6 +263,7 @@ class RelayedRequest:
         starting = None if self.stream.started else self._encoder.head
         self.stream.send(out, head=starting, last=ended)
         if ended:
+            self._record.usage = self._encoder.usage
             self._ended.set_result(None)
 
     def _take_error(self, head: ResponseHead, data: bytes, ended: bool) -> None:
@@ -250,6 +271,37 @@ class RelayedRequest:
         self._error_body += data[:room]
         if ended or len(data) > room:
             raise read_error(self.route.upstream, head, bytes(self._error_body))
+
+    # -- signs of life ----------------------------------------------------------------------------------------------
+
+    def _sign_in(self, seconds: float) -> None:
+        self._sign_timer = self._loop.call_later(seconds, self._sign)
+
+    def _sign(self) -> None:
+        """Break the silence if there has been one for long enough; else look again when there could have been.
+
+        A request that is at the upstream and has not begun to answer is given a whole interval before its response is
+        committed: an upstream refuses within a second or two, and a status serves a client better than an event.
+        """
+        if self._ended.done():
+            return
+        interval = self._limits.sign_interval_seconds
+        started_at = self._record.granted_at or self._record.arrived_at
+        silent_since = self.stream.written_at
+        if silent_since is None and self._record.granted_at is not None:
+            silent_since = started_at
+        if silent_since is not None and (rest := silent_since + interval - time.monotonic()) > 0:
+            self._sign_in(rest)
+            return
+        waiting = self._record.granted_at is None and self._admission is not None
+        outlook = self._admission.outlook() if waiting and self._admission is not None else None
+        try:
+            out = self._encoder.wait(outlook.position if outlook else 0, outlook.estimated_seconds if outlook else None)
+        except GatewayError as error:
+            self.fail(error)
+            return
+        self.stream.send(out, head=None if self.stream.started else self._encoder.head)
+        self._sign_in(interval)
 
     # -- the client's calls -----------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from aiogw.canonical import Engine, ModelCard
 from aiogw.errors import UnknownModel
@@ -12,7 +13,10 @@ from aiogw.errors import UnknownModel
 
 @frozen(kw_only=True)
 class Route:
-    """Where requests for one model go: the upstream by ``upstream``'s name, its gate and connections by ``address``."""
+    """Where requests for one model go: the upstream by ``upstream``'s name, its gate and connections by ``address``.
+
+    ``model`` is what clients say, ``engine.model`` what the upstream says; they differ for an alias.
+    """
 
     model: str
     upstream: str
@@ -25,7 +29,38 @@ class Routes:
 
     def __init__(self, routes: Iterable[Route], *, created: int) -> None:
         self._routes = {route.model: route for route in routes}
-        self.models = tuple(ModelCard(id=model, created=created) for model in self._routes)
+        self._created = created
+        self._cards: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self.models = self._list_models()
+
+    def learn(self, upstream: str, cards: Iterable[Mapping[str, Any]]) -> None:
+        """Take in the model cards ``upstream`` shows: for the lists, and for the context length where none is set.
+
+        Only adds to what the configuration says; a model it does not name is not served, whoever shows it.
+        """
+        self._cards[upstream] = {card["id"]: card for card in cards if isinstance(card.get("id"), str)}
+        for model, route in self._routes.items():
+            length = self._card(route).get("max_model_len")
+            if route.upstream == upstream and route.engine.max_model_len is None and type(length) is int and length > 0:
+                self._routes[model] = evolve(route, engine=evolve(route.engine, max_model_len=length))
+        self.models = self._list_models()
+
+    def _card(self, route: Route) -> Mapping[str, Any]:
+        return self._cards.get(route.upstream, {}).get(route.engine.model, {})
+
+    def _list_models(self) -> tuple[ModelCard, ...]:
+        return tuple(self._model_card(route) for route in self._routes.values())
+
+    def _model_card(self, route: Route) -> ModelCard:
+        members = self._card(route)
+        created = members.get("created")
+        return ModelCard(
+            id=route.model,
+            created=created if type(created) is int else self._created,
+            max_model_len=route.engine.max_model_len,
+            alias_of=route.engine.model if route.engine.model != route.model else None,
+            members=members,
+        )
 
     def find(self, model: str) -> Route:
         """The route of ``model``, by equality; raises UnknownModel."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from aiogw.canonical import CanonicalRequest, Document, Engine, ModelCard, Operation, ResponseHead
+from aiogw.canonical import CanonicalRequest, Document, Engine, ModelCard, Operation, ResponseHead, TokenUsage
 from aiogw.errors import GatewayError, MethodNotAllowed
 
 FindEngine = Callable[[str], Engine]
@@ -51,6 +51,8 @@ class ResponseEncoder(Protocol):
     """
 
     head: ResponseHead | None
+    usage: TokenUsage | None
+    """What the upstream said the response cost, once it has."""
 
     def begin(self, head: ResponseHead) -> None:
         """The upstream's head has arrived."""
@@ -63,6 +65,7 @@ class ResponseEncoder(Protocol):
     def wait(self, position: int, estimated_seconds: float | None) -> bytes:
         """A sign of life while the request waits or the upstream says nothing presentable.
 
+        ``position`` is how many requests are ahead in the queue, ``estimated_seconds`` the wait to come; None: granted.
         Commits ``head`` if need be.  Empty, and ``head`` untouched, where this response cannot carry one.
         """
         ...
@@ -103,8 +106,13 @@ class Dialect(Protocol):
         """The endpoint of a request below the mount; raises UnknownEndpoint or MethodNotAllowed."""
         ...
 
-    def decode(self, endpoint: RelayEndpoint, content_type: str, body: bytes, find_engine: FindEngine) -> Call:
-        """The canonical request of ``body``; raises a ClientFault that names what is wrong and where."""
+    def decode(
+        self, endpoint: RelayEndpoint, content_type: str, body: bytes, find_engine: FindEngine
+    ) -> Call | Document:
+        """The canonical request of ``body``, or its answer where none but us is needed.
+
+        Raises a ClientFault that names what is wrong and where.
+        """
         ...
 
     def render_error(self, error: GatewayError, request_id: str) -> Document:

@@ -149,20 +149,22 @@ class UpstreamPool:
         self._idle: list[Connection] = []
         self._closed = False
 
-    def request_head(self, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
-        """The head of a POST of ``body`` to ``path``, made beforehand so that a grant has nothing left to do but write.
+    def request_head(
+        self, path: str, headers: Iterable[tuple[str, str]], body: bytes, *, method: str = "POST"
+    ) -> bytes:
+        """The head of a request to ``path``, made beforehand so that a grant has nothing left to do but write.
 
         ``headers`` are end-to-end fields; Host, Content-Length and Accept-Encoding are written here.  An encoding is
         never asked for, because nobody could look into a compressed event stream.
         """
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers)
         head = (
-            f"POST {self._target.prefix}{path} HTTP/1.1\r\nhost: {self._target.authority}\r\n{fields}"
+            f"{method} {self._target.prefix}{path} HTTP/1.1\r\nhost: {self._target.authority}\r\n{fields}"
             f"accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         return head.encode("utf-8", "surrogateescape")
 
-    def post(self, head: bytes, body: bytes, listener: ResponseListener) -> UpstreamCall:
+    def send(self, head: bytes, body: bytes, listener: ResponseListener) -> UpstreamCall:
         """Send a request; on a kept connection it is on the wire before this returns."""
         call = UpstreamCall(self, head, body, listener)
         call.start()

@@ -1,0 +1,201 @@
+"""A response on ``/v1``: let through byte for byte, looked into for little, and ended honestly.
+
+Of an event stream only whole events go out, at once, so that a sign of life or a failure can stand between two of them.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from aiogw.canonical import ResponseHead, TokenUsage
+from aiogw.dialects.openai.errors import error_event
+from aiogw.dialects.openai.terms import ReplyTerms
+from aiogw.errors import GatewayError, UpstreamBroken
+from aiogw.sse import event_data
+
+# How much of an event that is not yet complete is held back; a larger one is passed on in parts.
+HELD_BYTES = 1 << 20
+# A whole answer is kept for its usage up to this size; one with the logprobs of a long text is larger.
+ACCOUNTED_BYTES = 1 << 20
+
+# What comes down besides the content type; the rest speaks about the upstream, not about the answer.
+_KEPT_HEADERS = ("cache-control", "content-encoding", "content-disposition")
+_EVENT_STREAM = "text/event-stream"
+_EVENT = re.compile(rb".*?(?:\n\n|\r\n\r\n|\r\r)|.+\Z", re.DOTALL)
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Document(msgspec.Struct):
+    """Of a chunk or a whole answer, what accounting looks at."""
+
+    choices: list[msgspec.Raw] | None = None
+    usage: _Usage | None = None
+
+
+_document_decoder = msgspec.json.Decoder(_Document)
+_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class PassThrough:
+    """See ``aiogw.dialects.base.ResponseEncoder``."""
+
+    def __init__(self, terms: ReplyTerms) -> None:
+        self.head: ResponseHead | None = None
+        self.usage: TokenUsage | None = None
+        self._terms = terms
+        self._events = False
+        self._looks = terms.accounting or terms.repeat_reasoning_as is not None
+        self._tail = b""
+        self._in_event = False
+        self._has_ids = False
+        self._finished = not terms.must_finish
+        self._unsent = b""
+        self._whole: list[bytes] = []
+        self._whole_bytes = 0
+
+    def begin(self, head: ResponseHead) -> None:
+        self._events = head.content_type.lower().startswith(_EVENT_STREAM)
+        if self.head is not None:
+            # A sign of life has promised a stream.
+            if not self._events:
+                raise self._broken(
+                    f"it answered a request for a stream with {head.content_type or 'no content type'!r}"
+                )
+            return
+        kept = [(name, value) for name, value in head.headers if name in _KEPT_HEADERS]
+        if self._events:
+            # nginx, where one stands in front, would otherwise collect the events before it passes them on.
+            kept.append(("x-accel-buffering", "no"))
+        changed = not self._events and self._terms.repeat_reasoning_as is not None
+        self.head = ResponseHead(
+            status=head.status,
+            content_type=head.content_type,
+            content_length=None if changed else head.content_length,
+            headers=tuple(kept),
+        )
+
+    def feed(self, data: bytes, *, last: bool) -> bytes:
+        if not self._events:
+            return self._feed_whole(data, last=last)
+        if self._tail or not data.endswith(b"\n\n"):
+            data = self._hold_back(data, last=last)
+        else:
+            self._in_event = False
+        if not self._finished:
+            self._finished = b'"finish_reason":"' in data or b"[DONE]" in data or b'"finish_reason": "' in data
+        if not self._has_ids and (data.startswith(b"id:") or b"\nid:" in data):
+            self._has_ids = True
+        if self._looks and (b'"usage"' in data or b'"delta"' in data):
+            data = b"".join([self._look(event) for event in _EVENT.findall(data)])
+        if last and not self._finished and b'"error"' not in data:
+            self._unsent = data
+            raise self._broken("its stream ended without a finish reason")
+        return data
+
+    def wait(self, position: int, estimated_seconds: float | None) -> bytes:
+        if not self._terms.stream or (self.head is not None and not self._events_promised()) or self._in_event:
+            return b""
+        if self.head is None:
+            headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+            content_type = f"{_EVENT_STREAM}; charset=utf-8"
+            self.head = ResponseHead(status=200, content_type=content_type, content_length=None, headers=headers)
+        text = "keep-alive"
+        if estimated_seconds is not None:
+            text = f"queued: {position} ahead, about {estimated_seconds:.0f} s to wait"
+        # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.
+        return f": {text}\n".encode() + (b"" if self._has_ids else b"\n")
+
+    def fail(self, error: GatewayError, request_id: str) -> bytes | None:
+        if not self._events_promised():
+            return None
+        # An event that was cut in the middle of being passed on is closed first.
+        closing = b"\n\n" if self._in_event else b""
+        return self._unsent + closing + error_event(error)
+
+    def _events_promised(self) -> bool:
+        head = self.head
+        return head is not None and head.content_length is None and head.content_type.lower().startswith(_EVENT_STREAM)
+
+    def _broken(self, reason: str) -> UpstreamBroken:
+        return UpstreamBroken(upstream=self._terms.upstream, reason=reason)
+
+    def _hold_back(self, data: bytes, *, last: bool) -> bytes:
+        data = self._tail + data
+        cut = _end_of_events(data)
+        if cut:
+            self._in_event = False
+        if last or len(data) - cut > HELD_BYTES:
+            self._in_event = cut < len(data)
+            cut = len(data)
+        self._tail = data[cut:]
+        return data[:cut]
+
+    def _look(self, event: bytes) -> bytes:
+        """One event: its usage is read, and hidden if only we asked for it; its reasoning is repeated."""
+        payload = event_data(event)
+        if payload is None:
+            return event
+        if self._terms.accounting and b'"usage"' in payload:
+            document = self._account(payload)
+            if document is not None and document.choices == [] and self._terms.hide_usage:
+                return b""
+        if self._terms.repeat_reasoning_as is not None:
+            changed = self._with_reasoning_repeated(payload, "delta")
+            if changed != payload:
+                return event.replace(payload, changed)
+        return event
+
+    def _feed_whole(self, data: bytes, *, last: bool) -> bytes:
+        """A whole answer: passed on as it comes, unless its reasoning is to be repeated; that needs all of it."""
+        rewrites = self._terms.repeat_reasoning_as is not None
+        if not self._looks or (self._whole_bytes > ACCOUNTED_BYTES and not rewrites):
+            return data
+        self._whole.append(data)
+        self._whole_bytes += len(data)
+        if not last:
+            return b"" if rewrites else data
+        document = b"".join(self._whole)
+        if self._terms.accounting:
+            self._account(document)
+        return self._with_reasoning_repeated(document, "message") if rewrites else data
+
+    def _account(self, document: bytes) -> _Document | None:
+        """Note the usage ``document`` tells, if it does."""
+        try:
+            found = _document_decoder.decode(document)
+        except msgspec.DecodeError:
+            return None
+        if found.usage is None:
+            return None
+        self.usage = TokenUsage(
+            prompt_tokens=found.usage.prompt_tokens, completion_tokens=found.usage.completion_tokens
+        )
+        return found
+
+    def _with_reasoning_repeated(self, document: bytes, holder: str) -> bytes:
+        """``document`` with the reasoning of each choice's ``holder`` under its second name, too; values stay bytes."""
+        name, second = self._terms.reasoning_field, self._terms.repeat_reasoning_as
+        try:
+            members = _members_decoder.decode(document)
+            choices = [_members_decoder.decode(choice) for choice in _list_decoder.decode(members["choices"])]
+            for choice in choices:
+                held = _members_decoder.decode(choice[holder])
+                if second is not None and name in held and second not in held:
+                    held[second] = held[name]
+                    choice[holder] = msgspec.Raw(msgspec.json.encode(held))
+        except (msgspec.DecodeError, KeyError):
+            return document
+        members["choices"] = msgspec.Raw(msgspec.json.encode(choices))
+        return msgspec.json.encode(members)
+
+
+def _end_of_events(data: bytes) -> int:
+    """The position behind the last blank line in ``data``, 0 if there is none; all three line ends of SSE count."""
+    return max(data.rfind(end) + len(end) if end in data else 0 for end in (b"\n\n", b"\r\n\r\n", b"\r\r"))
