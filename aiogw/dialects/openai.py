@@ -261,7 +261,9 @@ def _count(raw: msgspec.Raw) -> int:
     except ValueError:
         return 1
     # Anything above is as good as one more than the cap.
-    return max(1, int(number)) if number < MAX_COUNT else MAX_COUNT if math.isfinite(number) else 1
+    if not math.isfinite(number):
+        return MAX_COUNT if number > 0 else 1
+    return max(1, min(MAX_COUNT, int(number)))
 
 
 def _prompts(raw: msgspec.Raw) -> int:
@@ -282,7 +284,11 @@ def _multipart_model(content_type: str, body: bytes) -> str | msgspec.UnsetType:
     """The text of the form's ``model`` part (RFC 7578); the parts before it are stepped over, not copied."""
     form = Message()
     form["content-type"] = content_type
-    boundary = form.get_boundary()
+    try:
+        boundary = form.get_boundary()
+    except UnicodeError:
+        # boundary*=CHARSET'' with a character set that Python knows, but not as one for text of this kind.
+        boundary = None
     if not boundary:
         raise MalformedBody(reason="its multipart content type names no boundary")
     delimiter = b"--" + boundary.encode("utf-8", "surrogateescape")
