@@ -56,7 +56,7 @@ def render_error(error: GatewayError, request_id: str) -> Document:
 def error_event(error: GatewayError, request_id: str, *, max_model_len: int | None) -> bytes:
     """The last event of a stream that failed after it had begun."""
     status = error.status
-    if isinstance(error, UpstreamStatus) and not _about_credentials(error):
+    if isinstance(error, UpstreamStatus) and not error.about_credentials:
         # Inside a 200 there is no path of ours to be wrong: a 404 is what it says.
         status = error.upstream_status
     body = _envelope(_type(status), _message(error, max_model_len=max_model_len), request_id)
@@ -87,10 +87,6 @@ def _type(status: int) -> str:
     return _TYPES.get(status, _OTHER_TYPE)
 
 
-def _about_credentials(error: UpstreamStatus) -> bool:
-    return error.upstream_status in (401, 403, 407)
-
-
 def _headers(error: GatewayError, status: int) -> tuple[tuple[str, str], ...]:
     headers = dict(error_headers(error))
     if isinstance(error, UpstreamStatus):
@@ -110,11 +106,6 @@ def _message(error: GatewayError, *, max_model_len: int | None) -> str:
         return f"model: {_clean(error.model)}"
     if not isinstance(error, UpstreamStatus):
         return error.message
-    if _about_credentials(error):
-        return (
-            f"The upstream {error.upstream!r} refused the gateway itself (status {error.upstream_status}); this is not "
-            "about the client's credentials"
-        )
     if error.upstream_status == 404 and error.about_model:
         named = _MODEL_NAME.search(error.upstream_message)
         return f"model: {_clean(named[1] if named else error.upstream)}"

@@ -140,20 +140,20 @@ def _prompt(request: _Request, engine: Engine) -> dict[str, Any]:
     if talk.prefill:
         members["continue_final_message"] = True
         members["add_generation_prompt"] = False
-    match request.thinking:
-        case None:
-            pass
-        case _Thinking(type="enabled" | "adaptive" | "between_tools"):
-            members |= engine.thinking_on
-            if engine.thinking_budget and request.thinking.type == "enabled":
-                budget = request.thinking.budget_tokens
-                if budget is not None:
-                    members["thinking_token_budget"] = budget
-        case _Thinking(type="disabled"):
-            members |= engine.thinking_off
-        case _Thinking(type=other):
-            # Claude Code knows this sentence and tries again without thinking.
-            raise InvalidField(path="thinking.type", reason=f"{quoted(other)} is not supported")
+    if request.thinking is not None:
+        members |= _thinking_members(request.thinking, engine)
+    return members
+
+
+def _thinking_members(thinking: _Thinking, engine: Engine) -> dict[str, Any]:
+    if thinking.type == "disabled":
+        return dict(engine.thinking_off)
+    if thinking.type not in ("enabled", "adaptive", "between_tools"):
+        # Claude Code knows this sentence and tries again without thinking.
+        raise InvalidField(path="thinking.type", reason=f"{quoted(thinking.type)} is not supported")
+    members = dict(engine.thinking_on)
+    if engine.thinking_budget and thinking.type == "enabled" and thinking.budget_tokens is not None:
+        members["thinking_token_budget"] = thinking.budget_tokens
     return members
 
 
