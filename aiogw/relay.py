@@ -193,7 +193,9 @@ class RelayedRequest:
         if admission.waited and self.stream.left_unnoticed():
             self._let_go()
             self._record.outcome = CLIENT_GONE
-            self._ended.set_result(ClientGone(code=CLIENT_GONE))
+            # Done already where the close was seen in this very step: then the handler has been cancelled.
+            if not self._ended.done():
+                self._ended.set_result(ClientGone(code=CLIENT_GONE))
             return
         self._upstream = self._pool.post(self._request_head, self._body, self)
         self._body = b""  # the call has it now, and lets go of it with the first byte of the answer
