@@ -18,7 +18,7 @@ from aiogw.clientstream import SentResponse
 from aiogw.dialects import detect
 from aiogw.dialects.base import Call, Dialect, LocalEndpoint, RelayEndpoint
 from aiogw.errors import BodyTooLarge, ClientGone, GatewayError, InternalFault, MalformedBody
-from aiogw.record import CLIENT_GONE, RequestRecord, request_id_from
+from aiogw.record import CLIENT_GONE, COMPLETED, RequestRecord, request_id_from
 from aiogw.routing import Routes
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -49,7 +49,9 @@ def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
                 record.response_bytes = response.content_length or 0
             return response
         except asyncio.CancelledError:
-            record.outcome = CLIENT_GONE
+            # A response that was broken off by ourselves ends this way, too: what had gone wrong stays what is told.
+            if record.outcome == COMPLETED:
+                record.outcome = CLIENT_GONE
             raise
         finally:
             record.ended_at = time.monotonic()

@@ -210,7 +210,9 @@ class RelayedRequest:
         if admission.waited and self.stream.left_unnoticed():
             self._let_go()
             self._record.outcome = CLIENT_GONE
-            self._ended.set_result(ClientGone(code=CLIENT_GONE))
+            # Done already where the close was seen in this very step: then the handler has been cancelled.
+            if not self._ended.done():
+                self._ended.set_result(ClientGone(code=CLIENT_GONE))
             return
         self._send()
 

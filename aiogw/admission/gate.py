@@ -209,7 +209,7 @@ class UpstreamGate:
         self._draining = True
         for admission in list(self._queue.newest_first()):
             self._leave(admission)
-            self._refuse(admission, self._draining_error())
+            self._refuse(admission, self._counted(self._draining_error()))
 
     def estimated_wait_seconds(self, ahead: int) -> float:
         """The wait of a request with ``ahead`` others before it, from how long slots have been and are being held."""
@@ -295,12 +295,12 @@ class UpstreamGate:
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
             retry_after_seconds=self._retry_after_seconds(),
         )
-        self._refuse(admission, error)
+        self._refuse(admission, self._counted(error))
 
     def _refuse(self, admission: Admission, error: GatewayError) -> None:
         """Tell one request; one that cannot bear it is not to keep the news from the others."""
         try:
-            admission.refuse(self._counted(error))
+            admission.refuse(error)
         except Exception:
             log.exception("a request failed while it was refused at %s", self._upstream)
 
