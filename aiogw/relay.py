@@ -272,7 +272,7 @@ class RelayedRequest:
         room = MAX_ERROR_BYTES - len(self._error_body)
         self._error_body += data[:room]
         if ended or len(data) > room:
-            raise read_error(self.route.upstream, head, bytes(self._error_body))
+            raise self._encoder.refused(read_error(self.route.upstream, head, bytes(self._error_body)))
 
     # -- signs of life ----------------------------------------------------------------------------------------------
 

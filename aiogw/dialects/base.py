@@ -12,7 +12,7 @@ from typing import Protocol
 from attrs import frozen
 
 from aiogw.canonical import CanonicalRequest, Document, Engine, ModelCard, Operation, ResponseHead, TokenUsage
-from aiogw.errors import GatewayError, MethodNotAllowed
+from aiogw.errors import GatewayError, MethodNotAllowed, UpstreamStatus
 
 FindEngine = Callable[[str], Engine]
 """The engine behind a model name as clients know it; raises UnknownModel."""
@@ -51,8 +51,11 @@ class ResponseEncoder(Protocol):
     """
 
     head: ResponseHead | None
-    usage: TokenUsage | None
-    """What the upstream said the response cost, once it has."""
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """What the upstream said the response cost, once it has."""
+        ...
 
     def begin(self, head: ResponseHead) -> None:
         """The upstream's head has arrived."""
@@ -68,6 +71,10 @@ class ResponseEncoder(Protocol):
         ``position`` is how many requests are ahead in the queue, ``estimated_seconds`` the wait to come; None: granted.
         Commits ``head`` if need be.  Empty, and ``head`` untouched, where this response cannot carry one.
         """
+        ...
+
+    def refused(self, error: UpstreamStatus) -> GatewayError:
+        """What it means for this request that the upstream refused it; mostly ``error`` itself."""
         ...
 
     def fail(self, error: GatewayError, request_id: str) -> bytes | None:

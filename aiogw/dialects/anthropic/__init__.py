@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from aiogw.canonical import Document
+from aiogw.canonical import Document, Operation
 from aiogw.dialects.anthropic import errors
-from aiogw.dialects.anthropic.endpoints import MOUNT, find_endpoint
-from aiogw.dialects.anthropic.requests import translate
+from aiogw.dialects.anthropic.counting import CountEncoder
+from aiogw.dialects.anthropic.endpoints import COUNT_TOKENS, MOUNT, find_endpoint
+from aiogw.dialects.anthropic.requests import translate, translate_count
 from aiogw.dialects.anthropic.responses import WholeEncoder
 from aiogw.dialects.anthropic.stream import StreamEncoder
 from aiogw.dialects.base import Call, Dialect, Endpoint, FindEngine, RelayEndpoint
@@ -28,7 +29,14 @@ class AnthropicDialect:
     def endpoint(self, method: str, path: str) -> Endpoint:
         return find_endpoint(method, path)
 
-    def decode(self, endpoint: RelayEndpoint, content_type: str, body: bytes, find_engine: FindEngine) -> Call:
+    def decode(
+        self, endpoint: RelayEndpoint, content_type: str, body: bytes, find_engine: FindEngine
+    ) -> Call | Document:
+        if endpoint.operation is Operation.TOKENIZE:
+            counting = translate_count(body, path=endpoint.path, surface=self.name, find_engine=find_engine)
+            if isinstance(counting, Document):
+                return counting
+            return Call(request=counting, encoder=CountEncoder(upstream=counting.model, path=COUNT_TOKENS))
         translation = translate(body, path=endpoint.path, surface=self.name, find_engine=find_engine)
         encoder = StreamEncoder if translation.request.stream else WholeEncoder
         return Call(request=translation.request, encoder=encoder(translation.terms))

@@ -10,11 +10,12 @@ from aiogw.dialects.base import Endpoint, LocalEndpoint, RelayEndpoint
 from aiogw.errors import MethodNotAllowed, UnknownEndpoint
 
 MOUNT = "/llm"
+COUNT_TOKENS = f"{MOUNT}/v1/messages/count_tokens"
 
 _MESSAGES = f"{MOUNT}/v1/messages"
 _MODELS = f"{MOUNT}/v1/models"
-_COUNT_TOKENS = f"{MOUNT}/v1/messages/count_tokens"
 
+_COUNT = RelayEndpoint(operation=Operation.TOKENIZE, path="/tokenize")
 _CHAT = RelayEndpoint(operation=Operation.CHAT, path="/v1/chat/completions")
 
 _OPENAI = ("/chat/completions", "/completions", "/responses", "/embeddings")
@@ -24,6 +25,8 @@ def find_endpoint(method: str, path: str) -> Endpoint:
     """By path alone; raises UnknownEndpoint, or MethodNotAllowed where only the method is wrong."""
     if path == _MESSAGES:
         return _only("POST", method, path, _CHAT)
+    if path == COUNT_TOKENS:
+        return _only("POST", method, path, _COUNT)
     if path == _MODELS:
         return _only("GET", method, path, LocalEndpoint(answer=list_models))
     if path.startswith(f"{_MODELS}/") and len(path) > len(_MODELS) + 1:
@@ -48,8 +51,6 @@ def _alive(cards: tuple[ModelCard, ...], query: Mapping[str, str]) -> Document:
 
 def _hint(path: str) -> str:
     below = path.removeprefix(MOUNT)
-    if path == _COUNT_TOKENS:
-        return "Token counting is not offered here: estimate, or read input_tokens of a response."
     if below.startswith("/v1/v1/"):
         return f"The base URL ends in {MOUNT}, without /v1: the client adds that itself."
     if below.endswith(_OPENAI):
@@ -60,4 +61,4 @@ def _hint(path: str) -> str:
         return "Message batches are not offered here."
     if below.endswith("/") and path.rstrip("/") in (_MESSAGES, _MODELS):
         return f"Without the slash at the end there is: {path.rstrip('/')}."
-    return f"There are POST {_MESSAGES}, GET {_MODELS} and GET {_MODELS}/{{id}}."
+    return f"There are POST {_MESSAGES}, POST {COUNT_TOKENS}, GET {_MODELS} and GET {_MODELS}/{{id}}."

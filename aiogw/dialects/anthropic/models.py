@@ -55,8 +55,7 @@ def _model(card: ModelCard) -> dict[str, Any]:
         "id": card.id,
         "display_name": card.id,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        # A card does not say how long a context its model takes.
-        "max_input_tokens": None,
+        "max_input_tokens": card.max_model_len,
     }
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 from attrs import frozen
 
-from aiogw.canonical import CanonicalRequest, Engine, Operation
+from aiogw.canonical import CanonicalRequest, Document, Engine, Operation
+from aiogw.dialects.anthropic.counting import count_document, estimate, tokenize_body
 from aiogw.dialects.anthropic.messages import Message, conversation
 from aiogw.dialects.anthropic.parsing import NULL, checked, is_null, read
 from aiogw.dialects.anthropic.terms import ReplyTerms
@@ -89,6 +90,8 @@ def translate(body: bytes, *, path: str, surface: str, find_engine: FindEngine) 
         document["stream_options"] = {"include_usage": True}
         if engine.continuous_usage:
             document["stream_options"]["continuous_usage_stats"] = True
+    for name, value in engine.body_defaults.items():
+        document.setdefault(name, value)
     thinking = request.thinking
     asked = thinking is not None and thinking.type != "disabled"
     return Translation(
@@ -111,6 +114,28 @@ def translate(body: bytes, *, path: str, surface: str, find_engine: FindEngine) 
             max_tokens=max_tokens,
             max_model_len=engine.max_model_len,
         ),
+    )
+
+
+def translate_count(body: bytes, *, path: str, surface: str, find_engine: FindEngine) -> CanonicalRequest | Document:
+    """The ``/tokenize`` request of a Messages request, or the answer where the count is an estimate; raises as above.
+
+    The same translation as for an answer, so that what is counted is what would be sent.
+    """
+    request = _read_request(body)
+    engine = find_engine(request.model)
+    prompt = _prompt(request, engine)
+    if engine.count_tokens == "estimate":
+        return count_document(estimate(prompt))
+    return CanonicalRequest(
+        operation=Operation.TOKENIZE,
+        model=request.model,
+        stream=False,
+        sequences=0,
+        body=tokenize_body(engine.model, prompt),
+        content_type="application/json",
+        path=path,
+        surface=surface,
     )
 
 

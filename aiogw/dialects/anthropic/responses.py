@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from attrs import frozen
+from attrs import evolve, frozen
 
-from aiogw.canonical import ResponseHead
+from aiogw.canonical import ResponseHead, TokenUsage
 from aiogw.dialects.anthropic import chat
+from aiogw.dialects.anthropic.errors import context_overflow
 from aiogw.dialects.anthropic.ids import generated_tool_id, message_id, shown_tool_id
 from aiogw.dialects.anthropic.terms import ReplyTerms
-from aiogw.errors import GatewayError, UpstreamBroken
+from aiogw.errors import GatewayError, UpstreamBroken, UpstreamStatus
 
 # A whole answer is held until it is complete.  The longest contexts served today make some 4 MB of text; sixteen times
 # that leaves room for escapes and for members nobody asked for, and still stops an upstream that never ends.
@@ -25,11 +26,12 @@ class WholeEncoder:
 
     def __init__(self, terms: ReplyTerms) -> None:
         self.head: ResponseHead | None = None
+        self.usage: TokenUsage | None = None
         self._terms = terms
         self._received = bytearray()
 
     def begin(self, head: ResponseHead) -> None:
-        require_media_type(head, "application/json", self._terms)
+        require_media_type(head, "application/json", self._terms.upstream)
 
     def feed(self, data: bytes, *, last: bool) -> bytes:
         if len(self._received) + len(data) > MAX_DOCUMENT_BYTES:
@@ -38,23 +40,38 @@ class WholeEncoder:
         self._received += data
         if not last:
             return b""
-        document = whole_message(bytes(self._received), self._terms)
+        completion = chat.read_completion(bytes(self._received), self._terms.upstream)
+        self.usage = token_usage(completion.usage)
+        document = whole_message(completion, self._terms)
         self.head = ResponseHead(status=200, content_type="application/json", content_length=len(document))
         return document
 
     def wait(self, position: int, estimated_seconds: float | None) -> bytes:
         return b""
 
+    def refused(self, error: UpstreamStatus) -> GatewayError:
+        return in_terms(error, self._terms)
+
     def fail(self, error: GatewayError, request_id: str) -> bytes | None:
         return None
 
 
-def require_media_type(head: ResponseHead, expected: str, terms: ReplyTerms) -> None:
+def in_terms(error: UpstreamStatus, terms: ReplyTerms) -> UpstreamStatus:
+    """``error`` with its message as Claude Code acts on it, where the request's own terms are needed to say so."""
+    message = error.upstream_message
+    if error.upstream_status == 404 and error.about_model:
+        message = f"The model `{terms.model}` does not exist."
+    elif error.upstream_status == 400:
+        message = context_overflow(message, max_model_len=terms.max_model_len) or message
+    return evolve(error, upstream_message=message)
+
+
+def require_media_type(head: ResponseHead, expected: str, upstream: str) -> None:
     """Raise UpstreamBroken where a 2xx is something else than what was asked for, as a page of a proxy would be."""
     media_type = head.content_type.partition(";")[0].strip().lower()
     if media_type != expected:
         reason = f"it answered with {media_type or 'no content type'} where {expected} was due"
-        raise UpstreamBroken(upstream=terms.upstream, reason=reason)
+        raise UpstreamBroken(upstream=upstream, reason=reason)
 
 
 @frozen(kw_only=True)
@@ -117,14 +134,19 @@ def usage_members(usage: chat.Usage | None) -> dict[str, Any]:
     return members
 
 
+def token_usage(usage: chat.Usage | None) -> TokenUsage | None:
+    if usage is None:
+        return None
+    return TokenUsage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
+
+
 def signature(thinking: str) -> str:
     """What stands for Anthropic's signature: clients hide a thinking block without one.  Equal text, equal bytes."""
     return hashlib.sha256(thinking.encode()).hexdigest()
 
 
-def whole_message(document: bytes, terms: ReplyTerms) -> bytes:
+def whole_message(completion: chat.Completion, terms: ReplyTerms) -> bytes:
     """The Messages document of a chat completion; raises UpstreamBroken or UpstreamStatus."""
-    completion = chat.read_completion(document, terms.upstream)
     choice = completion.choices[0] if completion.choices else None
     if choice is None or choice.message is None:
         raise UpstreamBroken(upstream=terms.upstream, reason="its answer has no message")

@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from collections import deque
 
-from aiogw.canonical import ResponseHead
+from aiogw.canonical import ResponseHead, TokenUsage
 from aiogw.dialects.anthropic import chat
 from aiogw.dialects.anthropic.blocks import MESSAGE_STOP, PING, BlockWriter, Kind, message_delta, message_start
 from aiogw.dialects.anthropic.calls import Call, CallTable
 from aiogw.dialects.anthropic.errors import error_event
 from aiogw.dialects.anthropic.ids import generated_tool_id, message_id, shown_tool_id
-from aiogw.dialects.anthropic.responses import Ending, require_media_type, stop_reason, usage_members
+from aiogw.dialects.anthropic.responses import (
+    Ending,
+    in_terms,
+    require_media_type,
+    stop_reason,
+    token_usage,
+    usage_members,
+)
 from aiogw.dialects.anthropic.terms import ReplyTerms
-from aiogw.errors import GatewayError, UpstreamBroken
+from aiogw.errors import GatewayError, UpstreamBroken, UpstreamStatus
 from aiogw.sse import EventSplitter, EventTooLarge, event_data
 
 # One event may hold the whole of a call's arguments, a file that is to be written say.
@@ -58,7 +65,7 @@ class StreamEncoder:
     # -- what the relay calls -----------------------------------------------------------------------------------------
 
     def begin(self, head: ResponseHead) -> None:
-        require_media_type(head, "text/event-stream", self._terms)
+        require_media_type(head, "text/event-stream", self._terms.upstream)
 
     def feed(self, data: bytes, *, last: bool) -> bytes:
         committed = self.head is not None
@@ -79,6 +86,13 @@ class StreamEncoder:
             self._start(None)
         self._writer.write(PING)
         return self._writer.take()
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        return token_usage(self._usage)
+
+    def refused(self, error: UpstreamStatus) -> GatewayError:
+        return in_terms(error, self._terms)
 
     def fail(self, error: GatewayError, request_id: str) -> bytes | None:
         if self._ended:

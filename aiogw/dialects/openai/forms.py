@@ -35,7 +35,11 @@ def find_part(content_type: str, body: bytes, name: str) -> Part | None:
     """The first part named ``name``; raises MalformedBody for what is not a form."""
     head = Message()
     head["content-type"] = content_type
-    boundary = head.get_boundary()
+    try:
+        boundary = head.get_boundary()
+    except UnicodeError:
+        # boundary*=CHARSET'' with a character set that Python knows, but not as one for text of this kind.
+        boundary = None
     if not boundary:
         raise MalformedBody(reason="its multipart content type names no boundary")
     delimiter = b"--" + boundary.encode("utf-8", "surrogateescape")

@@ -150,7 +150,9 @@ def _count(raw: msgspec.Raw) -> int:
     except ValueError:
         return 1
     # Anything above is as good as one more than the cap.
-    return max(1, int(number)) if number < MAX_COUNT else MAX_COUNT if math.isfinite(number) else 1
+    if not math.isfinite(number):
+        return MAX_COUNT if number > 0 else 1
+    return max(1, min(MAX_COUNT, int(number)))
 
 
 def _prompts(raw: msgspec.Raw) -> int:

@@ -12,7 +12,7 @@ import msgspec
 from aiogw.canonical import ResponseHead, TokenUsage
 from aiogw.dialects.openai.errors import error_event
 from aiogw.dialects.openai.terms import ReplyTerms
-from aiogw.errors import GatewayError, UpstreamBroken
+from aiogw.errors import GatewayError, UpstreamBroken, UpstreamStatus
 from aiogw.sse import event_data
 
 # How much of an event that is not yet complete is held back; a larger one is passed on in parts.
@@ -111,6 +111,9 @@ class PassThrough:
             text = f"queued: {position} ahead, about {estimated_seconds:.0f} s to wait"
         # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.
         return f": {text}\n".encode() + (b"" if self._has_ids else b"\n")
+
+    def refused(self, error: UpstreamStatus) -> GatewayError:
+        return error
 
     def fail(self, error: GatewayError, request_id: str) -> bytes | None:
         if not self._events_promised():
