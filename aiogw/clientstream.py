@@ -19,6 +19,7 @@ from aiohttp import web
 
 from aiogw.canonical import ResponseHead
 from aiogw.errors import ClientGone
+from aiogw.record import CLIENT_GONE, CLIENT_STALLED
 
 # How often a client that lets its buffer fill is looked at.  Only slow readers are, so it costs nobody else anything.
 WATCH_SECONDS = 0.05
@@ -53,8 +54,8 @@ class ClientStream:
     """The client's side of one exchange.
 
     Up to ``buffer_bytes`` may wait in the transport; beyond that ``on_full`` is called, and ``on_drained`` once half of
-    it has gone.  A client that takes nothing for ``stall_timeout_seconds`` is given up: its connection is broken off
-    and ``on_stalled`` called.
+    it has gone.  A client that takes nothing for ``stall_timeout_seconds`` is given up.  ``on_lost`` is called with the
+    code of the outcome when that happens, or when there is something to write and the client is found to have left.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class ClientStream:
         stall_timeout_seconds: float,
         on_full: Callable[[], None],
         on_drained: Callable[[], None],
-        on_stalled: Callable[[], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = request.transport
@@ -77,7 +78,7 @@ class ClientStream:
         self._stall_timeout_seconds = stall_timeout_seconds
         self._on_full = on_full
         self._on_drained = on_drained
-        self._on_stalled = on_stalled
+        self._on_lost = on_lost
         self._chunked = False
         self._length_left: int | None = None
         self._full = False
@@ -114,8 +115,12 @@ class ClientStream:
 
     def send(self, data: bytes, *, head: ResponseHead | None = None, last: bool = False) -> None:
         """Write ``data``, after the head if it is given, before the end if it is the last; one write for all."""
-        if self.ended or self.gone:
-            self.ended = self.ended or last
+        if self.ended:
+            return
+        if self.gone:
+            # aiohttp closes a connection that the client half-closes, and then waits for what is buffered to be taken:
+            # until then nobody is told, and an upstream would go on for a client that wants nothing more.
+            self._lose(CLIENT_GONE)
             return
         pieces: list[bytes] = []
         if head is not None:
@@ -219,7 +224,7 @@ class ClientStream:
             self._taken_at = now
         self._last_size = size
         if now - self._taken_at >= self._stall_timeout_seconds:
-            self._give_up()
+            self._lose(CLIENT_STALLED)
             return
         if self._full and size <= self._buffer_bytes // 2:
             self._full = False
@@ -229,11 +234,11 @@ class ClientStream:
         if self._full or size:
             self._watch = self._loop.call_later(WATCH_SECONDS, self._look)
 
-    def _give_up(self) -> None:
+    def _lose(self, code: str) -> None:
         self.ended = True
         self.keep_alive = False
-        self._on_stalled()
+        self._on_lost(code)
         if self._drained is not None and not self._drained.done():
-            self._drained.set_exception(ClientGone(code="client_stalled"))
+            self._drained.set_exception(ClientGone(code=code))
         if self._transport is not None:
             self._transport.abort()

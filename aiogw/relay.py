@@ -22,7 +22,7 @@ from aiogw.clientstream import ClientStream
 from aiogw.dialects.base import Call, Dialect
 from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault
 from aiogw.middleware import CALL, DIALECT, RECORD
-from aiogw.record import CLIENT_GONE, CLIENT_STALLED, RequestRecord
+from aiogw.record import CLIENT_GONE, RequestRecord
 from aiogw.routing import Route, Routes
 from aiogw.upstream.answer import read_error
 from aiogw.upstream.pool import UpstreamCall, UpstreamPool
@@ -143,7 +143,7 @@ class RelayedRequest:
             stall_timeout_seconds=limits.client_stall_timeout_seconds,
             on_full=self._client_full,
             on_drained=self._client_drained,
-            on_stalled=self._client_stalled,
+            on_lost=self._client_lost,
         )
 
     async def serve(self) -> web.StreamResponse:
@@ -188,7 +188,8 @@ class RelayedRequest:
             self.stream.break_off()
         else:
             self.stream.send(told, last=True)
-        self._ended.set_result(None)
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     def close(self) -> None:
         """Give back whatever is still held: the last thing that happens to a request, whatever happened before."""
@@ -208,11 +209,7 @@ class RelayedRequest:
         record = self._record
         record.granted_at = time.monotonic()
         if admission.waited and self.stream.left_unnoticed():
-            self._let_go()
-            self._record.outcome = CLIENT_GONE
-            # Done already where the close was seen in this very step: then the handler has been cancelled.
-            if not self._ended.done():
-                self._ended.set_result(ClientGone(code=CLIENT_GONE))
+            self._client_lost(CLIENT_GONE)
             return
         self._send()
 
@@ -266,6 +263,7 @@ class RelayedRequest:
         self.stream.send(out, head=starting, last=ended)
         if ended:
             self._record.usage = self._encoder.usage
+        if ended and not self._ended.done():
             self._ended.set_result(None)
 
     def _take_error(self, head: ResponseHead, data: bytes, ended: bool) -> None:
@@ -315,11 +313,11 @@ class RelayedRequest:
         if self._upstream is not None:
             self._upstream.resume_reading()
 
-    def _client_stalled(self) -> None:
+    def _client_lost(self, code: str) -> None:
         self._let_go()
-        self._record.outcome = CLIENT_STALLED
+        self._record.outcome = code
         if not self._ended.done():
-            self._ended.set_result(ClientGone(code=CLIENT_STALLED))
+            self._ended.set_result(ClientGone(code=code))
 
     def _let_go(self) -> None:
         """Abort the upstream if it is still at work, then leave the gate: in this order the engine never has more."""
