@@ -154,10 +154,11 @@ class RelayedRequest:
         """
         record = self._record
         record.upstream = self.route.upstream
-        record.entered_at = time.monotonic()
         if self._sequences == 0:
+            record.granted_at = time.monotonic()
             self._send()
         else:
+            record.entered_at = time.monotonic()
             self._admission = self._gate.enter(
                 self.route.address, self._sequences, granted=self._granted, refused=self.fail
             )

@@ -1,0 +1,205 @@
+"""TOML text to attrs values and back; the only module that knows TOML, and strict: no default, no conversion, no guess.
+
+Every fault of a file is found in one go and named by the full path of its key.  Nothing here may know what the values
+are used for.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from attrs import asdict, field, frozen
+from cattrs.errors import BaseValidationError
+from cattrs.gen import make_dict_structure_fn
+
+from aiogw.canonical import Engine
+from aiogw.config.faults import cross_faults, value_faults
+from aiogw.config.values import (
+    Aliases,
+    Count,
+    Fault,
+    ListenAddress,
+    Members,
+    Names,
+    Positive,
+    RetrySeconds,
+    Seconds,
+    SecondsOrNever,
+    Text,
+    UpstreamAddress,
+    shown,
+    value_converter,
+)
+
+__all__ = [
+    "AdmissionConfig",
+    "Config",
+    "ConfigError",
+    "DialectConfig",
+    "ListenAddress",
+    "ServerConfig",
+    "UpstreamAddress",
+    "UpstreamConfig",
+    "dumps",
+    "load",
+    "loads",
+]
+
+Unlimited = Literal["unlimited"]
+
+_engine = Engine(model="")
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; ``faults`` has one line for each thing that is wrong."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+@frozen(kw_only=True)
+class ServerConfig:
+    listen: ListenAddress
+    admin_listen: ListenAddress
+    max_body_bytes: Positive
+    response_buffer_bytes: Positive
+    client_stall_timeout_seconds: Seconds
+    drain_timeout_seconds: Seconds
+    first_sign_seconds: SecondsOrNever
+    sign_interval_seconds: Seconds
+    log_level: Literal["debug", "info", "warning", "error"]
+    log_format: Literal["text", "json"]
+
+
+@frozen(kw_only=True)
+class AdmissionConfig:
+    engine_slots: Positive
+    cap: Positive
+    queue_limit: Count
+    queue_timeout_seconds: Seconds
+    retry_after_min_seconds: RetrySeconds
+    retry_after_max_seconds: RetrySeconds
+
+
+@frozen(kw_only=True)
+class DialectConfig:
+    """What the engine can do.  These are capabilities and not limits, so what is not said is as in canonical.Engine."""
+
+    images: bool = _engine.images
+    image_urls: bool = _engine.image_urls
+    tool_images: bool = _engine.tool_images
+    system_anywhere: bool = _engine.system_anywhere
+    reasoning_field: Text = field(factory=lambda: Text(_engine.reasoning_field))
+    thinking_on: Members = field(factory=lambda: Members(dict(_engine.thinking_on)))
+    thinking_off: Members = field(factory=lambda: Members(dict(_engine.thinking_off)))
+    thinking_budget: bool = _engine.thinking_budget
+    reasoning_efforts: Names = field(factory=lambda: Names(_engine.reasoning_efforts))
+    show_unrequested_thinking: bool = _engine.show_unrequested_thinking
+    continuous_usage: bool = _engine.continuous_usage
+    accounting: bool = _engine.accounting
+    repeat_reasoning_as: Text | None = None
+    count_tokens: Literal["upstream", "estimate"] = _engine.count_tokens
+    max_model_len: Positive | None = None
+    body_defaults: Members = field(factory=lambda: Members({}))
+
+
+@frozen(kw_only=True)
+class UpstreamConfig:
+    url: UpstreamAddress
+    models: Names
+    connect_timeout_seconds: Seconds
+    first_byte_timeout_seconds: Seconds
+    idle_timeout_seconds: Seconds
+    admission: AdmissionConfig | Unlimited
+    aliases: Aliases = field(factory=lambda: Aliases({}))
+    dialect: DialectConfig = field(factory=DialectConfig)
+
+
+@frozen(kw_only=True)
+class Config:
+    server: ServerConfig
+    upstreams: Mapping[str, UpstreamConfig]
+
+
+def load(path: Path) -> Config:
+    """Read and validate the file at ``path``; raises ConfigError, also for a file that cannot be read."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigError([f"{path}: {(error.strerror or str(error)).lower()}"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: not UTF-8 text (byte {error.start})"]) from None
+    return loads(text)
+
+
+def loads(text: str) -> Config:
+    """Validate ``text``; raises ConfigError with every fault found."""
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        # Not only TOMLDecodeError: an integer of thousands of digits and deep nesting have errors of their own.
+        raise ConfigError([f"not valid TOML: {error}"]) from None
+    faults: list[str] = []
+    config: Config | None = None
+    try:
+        config = _converter.structure(raw, Config)
+    except BaseValidationError as error:
+        faults = list(value_faults(error, ""))
+    faults += cross_faults(raw)
+    if faults or config is None:
+        raise ConfigError(faults)
+    return config
+
+
+def dumps(config: Config) -> str:
+    """The configuration as TOML that ``loads`` reads back to an equal value."""
+    return tomli_w.dumps(asdict(config, filter=_is_said, value_serializer=_serialise))
+
+
+def _is_said(_attribute: object, value: Any) -> bool:
+    """TOML has no null: what is None is left out, and read back as None."""
+    return value is not None
+
+
+def _serialise(_owner: object, _attribute: object, value: Any) -> Any:
+    return str(value) if isinstance(value, ListenAddress | UpstreamAddress) else value
+
+
+def _table(cls: type[Any]) -> Callable[[Any, Any], Any]:
+    """Structure ``cls`` from a table; whatever else stands in its place is a fault and not a crash."""
+    structure = make_dict_structure_fn(cls, _converter, _cattrs_forbid_extra_keys=True)
+
+    def checked(value: Any, type_: Any) -> Any:
+        if not isinstance(value, dict):
+            raise Fault(f"expected a table, found {shown(value)}")
+        return structure(value, type_)
+
+    return checked
+
+
+def _upstreams(value: Any, _type: Any) -> dict[str, UpstreamConfig]:
+    if not isinstance(value, dict):
+        raise Fault(f"expected a table, found {shown(value)}")
+    if not value:
+        raise Fault("expected at least one upstream")
+    return _converter.structure(value, dict[str, UpstreamConfig])
+
+
+def _admission(value: Any, _type: Any) -> AdmissionConfig | Unlimited:
+    if value == "unlimited":
+        return "unlimited"
+    if not isinstance(value, dict):
+        raise Fault(f'expected a table with the limits, or "unlimited", found {shown(value)}')
+    return _converter.structure(value, AdmissionConfig)
+
+
+_converter = value_converter()
+_converter.register_structure_hook_func(lambda type_: type_ == AdmissionConfig | Unlimited, _admission)
+_converter.register_structure_hook_func(lambda type_: type_ == Mapping[str, UpstreamConfig], _upstreams)
+for _class in (AdmissionConfig, DialectConfig, UpstreamConfig, ServerConfig, Config):
+    _converter.register_structure_hook(_class, _table(_class))
