@@ -1,6 +1,6 @@
 """One value of the configuration: its type, what it must look like, and the sentence for when it does not.
 
-No conversion and no guess: ``"8"``, ``2.9`` and ``true`` are not integers.  Nothing here knows which key a value is for.
+No conversion and no guess: ``"8"``, ``2.9`` and ``true`` are not integers.  Nothing here knows which key it is for.
 """
 
 from __future__ import annotations
