@@ -181,10 +181,11 @@ class Gateway:
         return web.Response(text="ok\n")
 
     async def _say_close_while_draining(self, _request: web.Request, response: web.StreamResponse) -> None:
-        # Said in the header, not by force_close(): by now aiohttp has decided, and would close without a word, under
-        # the next request of a client that keeps its connection.
+        # Said in the header as well: by now aiohttp has written its own, and would close without a word, under the next
+        # request of a client that keeps its connection.
         if self._relay.draining:
             response.headers["connection"] = "close"
+            response.force_close()
 
     def _observe(self, record: RequestRecord) -> None:
         self._observer.observe(record)

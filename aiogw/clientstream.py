@@ -152,6 +152,10 @@ class ClientStream:
         if self._transport is not None:
             self._transport.close() if self.started else self._transport.abort()
 
+    def give_up(self) -> None:
+        """Stop waiting for a client that does not take what there is for it."""
+        self._lose(CLIENT_STALLED)
+
     async def drained(self) -> None:
         """Wait until the client has taken everything; raises ClientGone for one that has been given up.
 
@@ -224,7 +228,7 @@ class ClientStream:
             self._taken_at = now
         self._last_size = size
         if now - self._taken_at >= self._stall_timeout_seconds:
-            self._lose(CLIENT_STALLED)
+            self.give_up()
             return
         if self._full and size <= self._buffer_bytes // 2:
             self._full = False

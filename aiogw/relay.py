@@ -89,15 +89,19 @@ class Relay:
     async def drain(self, timeout_seconds: float) -> None:
         """Refuse whoever waits, let the others finish for at most ``timeout_seconds``, end the rest in-band."""
         self.draining = True
+        for relayed in self._running:
+            relayed.stream.keep_alive = False
         self._gate.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._nothing_running.wait()
         self.cut_short()
-        # Their handlers still have to write the last bytes; a client that does not take them is not waited for.
+        # The last bytes are still to be taken; a client that does not take them is not waited for.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await self._nothing_running.wait()
+        for relayed in list(self._running):
+            relayed.stream.give_up()
 
     def cut_short(self) -> None:
         for relayed in list(self._running):

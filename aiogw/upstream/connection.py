@@ -289,6 +289,9 @@ class Connection(asyncio.Protocol):
             self.used = True
             self.idle_since = self._loop.time()
             self._keeper.connection_idle(self)
+        elif transport.get_write_buffer_size():
+            # Closing would first wait until the rest of the request has been taken, by somebody who may not read it.
+            transport.abort()
         else:
             transport.close()
 
