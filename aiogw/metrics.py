@@ -47,6 +47,12 @@ DURATION = Histogram(
     buckets=_DURATION_BUCKETS,
 )
 
+TOKENS = Counter(
+    "aiogw_tokens",
+    "Tokens of answers whose upstream said what they cost, by kind: prompt or completion.",
+    ("upstream", "kind"),
+)
+
 NO_UPSTREAM = "-"
 
 
@@ -57,6 +63,7 @@ class Observer:
         self._histograms = {
             name: (QUEUE_WAIT.labels(name), FIRST_BYTE.labels(name), DURATION.labels(name)) for name in upstreams
         }
+        self._tokens = {name: (TOKENS.labels(name, "prompt"), TOKENS.labels(name, "completion")) for name in upstreams}
         self._requests: dict[tuple[str, str, str], Counter] = {}
 
     def observe(self, record: RequestRecord) -> None:
@@ -74,6 +81,10 @@ class Observer:
             first_byte.observe(record.first_byte_seconds)
         if record.duration_seconds is not None:
             duration.observe(record.duration_seconds)
+        if record.usage is not None:
+            prompt, completion = self._tokens[record.upstream]
+            prompt.inc(max(0, record.usage.prompt_tokens))
+            completion.inc(max(0, record.usage.completion_tokens))
 
 
 class GateCollector(Collector):
