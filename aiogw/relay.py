@@ -183,6 +183,7 @@ class RelayedRequest:
     def close(self) -> None:
         """Give back whatever is still held: the last thing that happens to a request, whatever happened before."""
         self._let_go()
+        self._admission = None  # it calls back to here: without the cycle, all of a request goes when it ends
         self.stream.close()
         self._record.status = self.stream.status
         self._record.response_bytes = self.stream.bytes_written
