@@ -204,7 +204,7 @@ class Gateway:
             await site.start()
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
-            raise CannotListen(f"cannot listen on {address}: {reason}") from None
+            raise CannotListen(f"cannot listen on {address}: {reason or error}") from None
         for bound in runner.addresses:
             where = ListenAddress(path=bound) if isinstance(bound, str) else ListenAddress(host=bound[0], port=bound[1])
             log.info("%s on %s", purpose, where if where.path is not None else f"http://{where}")

@@ -27,6 +27,10 @@ WATCH_SECONDS = 0.05
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
+def _nobody(*_told: object) -> None:
+    """Stands in for callbacks that would keep their owner in a cycle."""
+
+
 @functools.lru_cache(maxsize=2)
 def _date(now: int) -> str:
     return formatdate(now, usegmt=True)
@@ -168,8 +172,9 @@ class ClientStream:
         await self._drained
 
     def close(self) -> None:
-        """Stop watching; nothing is written any more."""
+        """Stop watching; nothing is written any more, and nobody called."""
         self.ended = True
+        self._on_full = self._on_drained = self._on_lost = _nobody
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None

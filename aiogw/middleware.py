@@ -80,17 +80,19 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except GatewayError as error:
-        fault = error
+        # A traceback holds its frames, and they the request and the error: a cycle for every refusal, which would wait
+        # for the garbage collector, body and all, just when there are thousands of them.
+        error.__traceback__ = error.__context__ = None
+        return _refuse(request, error)
     except ClientGone as gone:
+        gone.__traceback__ = gone.__context__ = None
         record.outcome = gone.code
         if request.transport is not None:
             request.transport.abort()
         return SentResponse(status=0, keep_alive=False)
     except Exception:
         log.exception("request %s failed", record.request_id)
-        fault = InternalFault()
-    record.outcome = fault.code
-    return _respond(request, request[DIALECT].render_error(fault, record.request_id))
+        return _refuse(request, InternalFault())
 
 
 def canonicalise(*, routes: Routes, max_body_bytes: int) -> Middleware:
@@ -154,6 +156,12 @@ async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
     except web.RequestPayloadError as error:
         raise MalformedBody(reason=f"its framing or encoding is broken ({error})") from None
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _refuse(request: web.Request, error: GatewayError) -> web.Response:
+    record = request[RECORD]
+    record.outcome = error.code
+    return _respond(request, request[DIALECT].render_error(error, record.request_id))
 
 
 def _respond(request: web.Request, document: Document) -> web.Response:

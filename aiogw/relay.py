@@ -199,6 +199,7 @@ class RelayedRequest:
     def close(self) -> None:
         """Give back whatever is still held: the last thing that happens to a request, whatever happened before."""
         self._let_go()
+        self._admission = None  # it calls back to here: without the cycle, all of a request goes when it ends
         self.stream.close()
         if self._sign_timer is not None:
             self._sign_timer.cancel()

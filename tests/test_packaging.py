@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = sorted([*(ROOT / "scripts").iterdir(), *(ROOT / ".ci").iterdir()])
-SHELL_SCRIPTS = [path for path in SCRIPTS if path.suffix == ""]
+SCRIPTS = sorted(path for folder in ("scripts", ".ci") for path in (ROOT / folder).iterdir() if path.is_file())
+SHELL_SCRIPTS = [path for path in SCRIPTS if path.read_bytes().startswith(b"#!/usr/bin/env bash")]
 SHIPPED = ROOT / "etc" / "gateway.toml"
 UNIT = ROOT / "systemd" / "aiogw.service"
 

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 
@@ -81,7 +81,8 @@ class Connection(asyncio.Protocol):
         self._first_byte_timeout_seconds = first_byte_timeout_seconds
         self._idle_timeout_seconds = idle_timeout_seconds
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        # It calls back to here, so it exists only as long as the wire: a cycle would outlive both.
+        self._parser: Any = None
         self._exchange: Exchange | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -141,6 +142,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         if self._exchange is None:
@@ -165,6 +167,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._parser = None
         self._keeper.connection_closed(self)
         if self._exchange is None:
             return

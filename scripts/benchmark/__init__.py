@@ -1,0 +1,1 @@
+"""The parts of ``scripts/bench``: a stub upstream, cheap clients, the programs measured, scenarios, figures."""

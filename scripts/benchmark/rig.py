@@ -1,0 +1,152 @@
+"""What every scenario measures with: the stub's account, the programs in turn, and windows of steady load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from attrs import field, frozen
+
+from benchmark.load import ClientConnection, connect, post, request
+from benchmark.peers import Program, Setting, gateway, haproxy
+
+# Each figure is taken in so many legs, the programs in turn, so that a busy moment does not hit one of them alone.
+LEGS = 2
+WARM_UP_REQUESTS = 50
+# How long a load runs before a window begins: connections are made, the queue has filled.
+RAMP_SECONDS = 0.4
+# How long requests that were left behind may take to end before the next measurement.
+QUIET_POLL_SECONDS, QUIET_POLLS = 0.02, 750
+
+
+class StubControl:
+    """The stub upstream, told what to do over a connection of its own."""
+
+    def __init__(self, program: Program, connection: ClientConnection) -> None:
+        self.program = program
+        self._connection = connection
+
+    async def prepare(self, *, hold_ms: float = 0, interval_ms: float = 10, events: int = 1_000_000) -> None:
+        """Behave like this from now on, and forget what was; the requests of before have to be over first."""
+        for _ in range(QUIET_POLLS):
+            if not (await self.account())["in_flight"]:
+                break
+            await asyncio.sleep(QUIET_POLL_SECONDS)
+        else:
+            raise TimeoutError("requests of the measurement before did not end")
+        await self._ask("/__prepare", {"hold_ms": hold_ms, "interval_ms": interval_ms, "events": events})
+
+    async def account(self) -> dict[str, Any]:
+        return await self._ask("/__account", {})
+
+    async def _ask(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._connection.send(post(path, json.dumps(document).encode()))
+        told: dict[str, Any] = json.loads(answer.body)
+        return told
+
+
+@frozen(kw_only=True)
+class Window:
+    """What happened while a load was steady; windows of several legs add up."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    slot_seconds: float = 0.0
+    completed: int = 0
+    events: int = 0
+    max_in_flight: int = 0
+    handovers_us: list[float] = field(factory=list)
+
+    def __add__(self, other: Self) -> Window:
+        return Window(
+            seconds=self.seconds + other.seconds,
+            cpu_seconds=self.cpu_seconds + other.cpu_seconds,
+            slot_seconds=self.slot_seconds + other.slot_seconds,
+            completed=self.completed + other.completed,
+            events=self.events + other.events,
+            max_in_flight=max(self.max_in_flight, other.max_in_flight),
+            handovers_us=self.handovers_us + other.handovers_us,
+        )
+
+    @property
+    def cpu_us_per_request(self) -> float:
+        return self.cpu_seconds / self.completed * 1e6
+
+    @property
+    def cpu_us_per_event(self) -> float:
+        return self.cpu_seconds / self.events * 1e6
+
+
+@frozen(kw_only=True)
+class Bench:
+    """One run: what was asked for, and what it is measured with."""
+
+    seconds: float
+    surfaces: tuple[str, ...]
+    with_haproxy: bool
+    directory: Path
+    stub: StubControl
+    progress: Callable[[str], None]
+
+    @property
+    def leg_seconds(self) -> float:
+        return self.seconds / LEGS
+
+    def turns(self, programs: Sequence[Program]) -> Iterator[Program]:
+        for _ in range(LEGS):
+            yield from programs
+
+    def surfaces_of(self, program: Program) -> tuple[str, ...]:
+        """The surfaces to ask ``program`` in: what was asked for, of what it speaks."""
+        return tuple(name for name in self.surfaces if name in program.speaks) or program.speaks
+
+    def setting(self, *, cap: int, queue_limit: int) -> Setting:
+        return Setting(cap=cap, queue_limit=queue_limit, upstream_port=self.stub.program.port, directory=self.directory)
+
+    @asynccontextmanager
+    async def programs(self, *, cap: int, queue_limit: int) -> AsyncIterator[list[Program]]:
+        """The gateway and, unless it is left out, HAProxy: fresh processes with this cap and queue, warmed up.
+
+        A daemon has mostly been running for a while: what is loaded or built with the first request of a kind is not
+        what a figure should be of.
+        """
+        setting = self.setting(cap=cap, queue_limit=queue_limit)
+        async with AsyncExitStack() as stack:
+            programs = [await stack.enter_async_context(gateway(setting))]
+            if self.with_haproxy:
+                programs.append(await stack.enter_async_context(haproxy(setting)))
+            await self.stub.prepare()
+            for program in programs:
+                for surface in program.speaks:
+                    await self._warm_up(program, surface)
+            yield programs
+
+    @staticmethod
+    async def _warm_up(program: Program, surface: str) -> None:
+        connection = await connect(program.port)
+        for _ in range(WARM_UP_REQUESTS):
+            answer = await connection.send(request(surface))
+            if answer.status != 200:
+                raise ConnectionError(f"{program.name} answered {answer.status} on {surface}: {answer.body[:200]!r}")
+        connection.abort()
+
+    async def window(self, program: Program, seconds: float) -> Window:
+        """Let the load that is on run for ``seconds``, and say what came of it."""
+        before = await self.stub.account()
+        cpu_before = program.cpu_seconds()
+        await asyncio.sleep(seconds)
+        cpu_after = program.cpu_seconds()
+        after = await self.stub.account()
+        return Window(
+            seconds=after["now"] - before["now"],
+            cpu_seconds=cpu_after - cpu_before,
+            slot_seconds=after["busy_seconds"] - before["busy_seconds"],
+            completed=after["completed"] - before["completed"],
+            events=after["events"] - before["events"],
+            max_in_flight=after["max_in_flight"],
+            handovers_us=after["handovers_us"][len(before["handovers_us"]) :],
+        )

@@ -1,0 +1,43 @@
+"""Fixtures for all tests that need sockets."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("rig")
+
+from rig import SURFACES, Rig, Surface, rigged  # noqa: E402 - after its asserts have been announced
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cheap_collections() -> None:
+    """The rig collects garbage after every test, to hear of what was never awaited: let it look only at what is new."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """What starts upstreams, gateways and clients, and checks afterwards that nothing is left of them."""
+    async with rigged(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture(params=SURFACES, ids=lambda surface: surface.name)
+def surface(request: pytest.FixtureRequest) -> Surface:
+    return request.param
+
+
+@pytest.fixture(params=(False, True), ids=("whole", "stream"))
+def stream(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(params=(False, True), ids=("in-process", "daemon"))
+def process(request: pytest.FixtureRequest) -> bool:
+    """Whether the gateway is to be the real process."""
+    return request.param

@@ -1,0 +1,171 @@
+"""The command line, from arguments to exit code: 0 done, 1 cannot run, 2 usage or configuration."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aiogw import __version__, cli, config
+
+EXAMPLE = Path(__file__).parent.parent / "etc" / "gateway.toml"
+
+
+def run(*arguments: str | Path, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as a shell would start it."""
+    command = [sys.executable, "-m", "aiogw", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the example with some of its text replaced, and listening wherever there is room."""
+
+    def write(*replacements: tuple[str, str]) -> Path:
+        text = EXAMPLE.read_text()
+        for old, new in (("127.0.0.1:8080", "127.0.0.1:0"), ("127.0.0.1:9464", "127.0.0.1:0"), *replacements):
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "gateway.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# -- check and show -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [("check", "--config", EXAMPLE), ("--config", EXAMPLE, "check")])
+def test_check_says_nothing_of_a_good_file(capsys: pytest.CaptureFixture[str], order: tuple[str | Path, ...]) -> None:
+    """A valid configuration is exit code 0 and no word."""
+    assert 0 == cli.main([str(argument) for argument in order])
+    assert ("", "") == capsys.readouterr()
+
+
+FAULTY = (
+    ("cap = 6", 'cap = "six"\ncapp = 6'),
+    ("queue_limit = 32\n", ""),
+    ('log_level = "info"', 'log_level = "a\\nb"'),
+)
+
+
+@pytest.mark.parametrize("command", [("check",), ("show",), ("run",), ()], ids=["check", "show", "run", "default"])
+def test_each_fault_is_one_line(
+    capsys: pytest.CaptureFixture[str], file: Callable[..., Path], command: tuple[str, ...]
+) -> None:
+    """Every command tells all faults on standard error, with their paths, and does nothing else."""
+    assert 2 == cli.main([*command, "--config", str(file(*FAULTY))])
+    out, err = capsys.readouterr()
+    assert "" == out
+    expected = ["server.log_level"]
+    expected += [f"upstreams.reasoning.admission.{key}" for key in ("cap", "capp", "queue_limit")]
+    assert expected == sorted(line.removeprefix("aiogw: ").partition(": ")[0] for line in err.splitlines())
+
+
+def test_show_prints_what_is_in_effect(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its output is a configuration that means the same, and passes check."""
+    assert 0 == cli.main(["show", "--config", str(EXAMPLE)])
+    out, err = capsys.readouterr()
+    assert "" == err
+    shown = tmp_path / "shown.toml"
+    shown.write_text(out)
+    assert config.load(EXAMPLE) == config.load(shown)
+    assert 0 == cli.main(["check", "--config", str(shown)])
+
+
+# -- usage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "the following arguments are required: --config"),
+        (("check",), "the following arguments are required: --config"),
+        (("--config",), "expected one argument"),
+        (("serve", "--config", "x"), "invalid choice: 'serve'"),
+        (("--config", "x", "--port=80"), "unrecognized arguments: --port=80"),
+    ],
+)
+def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str) -> None:
+    """Exit code 2, and what was expected."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert 2 == caught.value.code
+    out, err = capsys.readouterr()
+    assert "" == out
+    assert expected in err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The version needs no configuration."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert 0 == caught.value.code
+    assert (f"aiogw {__version__}\n", "") == capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "[server", "", "[server]\nlisten = 3"],
+    ids=["missing", "syntax", "empty", "wrong"],
+)
+def test_a_process_that_cannot_start_has_no_traceback(tmp_path: Path, text: str | None) -> None:
+    """A file that is missing or no configuration is exit code 2, with a line for each fault and nothing else."""
+    path = tmp_path / "gateway.toml"
+    if text is not None:
+        path.write_text(text)
+    done = run("--config", path)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert done.stderr
+    for line in done.stderr.splitlines():
+        assert line.startswith("aiogw: ")
+
+
+# -- running --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["listen", "admin_listen"])
+def test_a_port_that_is_taken(file: Callable[..., Path], key: str) -> None:
+    """Whichever of the two it is: exit code 1, and a line that says where and why."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run("--config", file((f'\n{key} = "127.0.0.1:0"', f'\n{key} = "{address}"')))
+    assert (1, "") == (done.returncode, done.stdout)
+    assert f"aiogw: cannot listen on {address}: address already in use" in done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["unix:/nonexistent/aiogw.sock", "unix:/" + "x" * 200, "name.invalid:80", "192.0.2.1:80"],
+    ids=["no-directory", "path-too-long", "no-such-name", "not-ours"],
+)
+def test_a_place_where_nobody_can_listen(file: Callable[..., Path], listen: str) -> None:
+    """It is said, with a reason, and not with a traceback."""
+    done = run("--config", file(('\nlisten = "127.0.0.1:0"', f'\nlisten = "{listen}"')))
+    assert 1 == done.returncode
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("aiogw: ")]
+    reason = line.removeprefix(f"aiogw: cannot listen on {listen}: ")
+    assert reason not in (line, "", "None")
+
+
+def test_it_runs_until_it_is_told_to_stop(file: Callable[..., Path]) -> None:
+    """SIGTERM is an orderly end: exit code 0, nothing on standard output, the log on standard error."""
+    command = [sys.executable, "-m", "aiogw", "--config", str(file())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "metrics and health" in line:
+                break
+        os.kill(process.pid, signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert (0, "") == (process.returncode, out)
+    assert err.splitlines()[-1].endswith("stopped")

@@ -1,0 +1,718 @@
+"""Configuration: strict, without defaults, and all faults at once, each with the full path of its key."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import attrs
+import pytest
+import tomli_w
+from cattrs.errors import AttributeValidationNote, BaseValidationError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aiogw import config
+from aiogw.config import (
+    Config,
+    ConfigError,
+    Count,
+    ListenAddress,
+    Positive,
+    RetrySeconds,
+    Seconds,
+    UpstreamAddress,
+    UpstreamConfig,
+)
+
+EXAMPLE = Path(__file__).parent.parent / "etc" / "gateway.toml"
+
+TEXT = """
+[server]
+listen = "127.0.0.1:8080"
+admin_listen = "127.0.0.1:9464"
+max_body_bytes = 67108864
+response_buffer_bytes = 4194304
+client_stall_timeout_seconds = 60
+drain_timeout_seconds = 30.5
+log_level = "info"
+log_format = "text"
+
+[upstreams.reasoning]
+url = "http://reasoning-predictor.llm-serving:80"
+models = ["reasoning", "org/big"]
+connect_timeout_seconds = 5
+first_byte_timeout_seconds = 600
+idle_timeout_seconds = 120
+
+[upstreams.reasoning.admission]
+engine_slots = 8
+cap = 6
+queue_limit = 32
+queue_timeout_seconds = 60
+retry_after_min_seconds = 1
+retry_after_max_seconds = 60
+
+[upstreams.embeddings]
+url = "https://embeddings"
+models = ["embeddings"]
+connect_timeout_seconds = 5
+first_byte_timeout_seconds = 60
+idle_timeout_seconds = 60
+admission = "unlimited"
+"""
+BASE = tomllib.loads(TEXT)
+
+Key = tuple[str, ...]
+# Written as one string in TOML, whatever attributes their classes have.
+WRITTEN_AS_TEXT = (ListenAddress, UpstreamAddress)
+
+
+def tables_of(type_: Any) -> Iterator[type[Any]]:
+    """The configuration classes in ``type_``."""
+    if isinstance(type_, type) and attrs.has(type_):
+        if type_ not in WRITTEN_AS_TEXT:
+            yield type_
+        return
+    for inner in get_args(type_):
+        yield from tables_of(inner)
+
+
+def walk(cls: type[Any], path: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Every key below ``cls`` with its type, those of the upstream tables at ``upstreams.reasoning``."""
+    hints = get_type_hints(cls)
+    for field in attrs.fields(cls):
+        type_ = hints[field.name]
+        key = (*path, field.name)
+        yield key, type_
+        for inner in tables_of(type_):
+            is_table_of_tables = get_origin(type_) not in (None, *_UNIONS)
+            yield from walk(inner, (*key, "reasoning") if is_table_of_tables else key)
+
+
+_UNIONS = {get_origin(int | str), get_origin(get_type_hints(UpstreamConfig)["admission"])}
+TYPES = dict(walk(Config))
+KEYS = [pytest.param(key, id=".".join(key)) for key in TYPES]
+
+
+def of_type(*types: Any) -> list[Any]:
+    return [pytest.param(key, id=".".join(key)) for key, type_ in TYPES.items() if type_ in types]
+
+
+def changed(key: Key, value: Any, *more: tuple[Key, Any]) -> dict[str, Any]:
+    """The base configuration with other values at some keys; ``...`` takes a key away."""
+    document = copy.deepcopy(BASE)
+    for path, new in ((key, value), *more):
+        table = document
+        for name in path[:-1]:
+            table = table.setdefault(name, {})
+        if new is ...:
+            del table[path[-1]]
+        else:
+            table[path[-1]] = new
+    return document
+
+
+def faults_of(document: dict[str, Any] | str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        config.loads(document if isinstance(document, str) else tomli_w.dumps(document))
+    assert caught.value.faults
+    assert "\n".join(caught.value.faults) == str(caught.value)
+    return caught.value.faults
+
+
+def attempt(document: dict[str, Any]) -> list[str]:
+    """The faults of ``document``, none if it loads."""
+    try:
+        load(document)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+def load(document: dict[str, Any]) -> Config:
+    return config.loads(tomli_w.dumps(document))
+
+
+def url(value: Any) -> dict[str, Any]:
+    return changed(("upstreams", "reasoning", "url"), value)
+
+
+def listen(value: Any) -> dict[str, Any]:
+    return changed(("server", "listen"), value)
+
+
+# -- what is accepted -----------------------------------------------------------------------------------------------
+
+
+def test_the_example_is_valid() -> None:
+    """The configuration that comes with aiogw loads, and is the homelab of the spec: eight slots, six used."""
+    admission = config.load(EXAMPLE).upstreams["reasoning"].admission
+    assert isinstance(admission, config.AdmissionConfig)
+    assert (8, 6) == (admission.engine_slots, admission.cap)
+
+
+def test_values_arrive_as_they_were_written() -> None:
+    """Numbers keep their type, lists become tuples, addresses are taken apart, and the order of upstreams stays."""
+    loaded = config.loads(TEXT)
+    assert ["reasoning", "embeddings"] == list(loaded.upstreams)
+    assert ListenAddress(host="127.0.0.1", port=8080) == loaded.server.listen
+    assert 30.5 == loaded.server.drain_timeout_seconds
+    assert "info" == loaded.server.log_level
+    reasoning = loaded.upstreams["reasoning"]
+    assert UpstreamAddress(scheme="http", host="reasoning-predictor.llm-serving", port=80) == reasoning.url
+    assert ("reasoning", "org/big") == reasoning.models
+    assert 6 == reasoning.admission.cap  # type: ignore[union-attr]
+    assert "unlimited" == loaded.upstreams["embeddings"].admission
+
+
+def test_the_walk_finds_every_table() -> None:
+    """The tests below, which walk over the classes, miss none of the keys of the base configuration."""
+
+    def keys(table: dict[str, Any], path: Key = ()) -> Iterator[Key]:
+        for name, value in table.items():
+            yield (*path, name)
+            if isinstance(value, dict):
+                yield from keys(value, (*path, name))
+
+    written = {key for key in keys(BASE) if "embeddings" not in key} - {("upstreams", "reasoning")}
+    assert written == set(TYPES)
+
+
+def test_no_key_has_a_default() -> None:
+    """No attribute of a configuration class has a value that nobody wrote."""
+    classes = {Config, *(cls for type_ in TYPES.values() for cls in tables_of(type_))}
+    assert 4 <= len(classes)
+    for cls in classes:
+        assert [] == [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    """What is in effect is what was loaded."""
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        config.loads(TEXT).server.max_body_bytes = 1  # type: ignore[misc, assignment]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (("server", "client_stall_timeout_seconds"), 0.001),
+        (("server", "max_body_bytes"), 1),
+        (("server", "max_body_bytes"), 2**63 - 1),
+        (("upstreams", "reasoning", "admission", "queue_limit"), 0),
+        (("upstreams", "reasoning", "admission", "cap"), 7),
+        (("upstreams", "reasoning", "admission", "cap"), 1),
+        (("upstreams", "reasoning", "admission", "retry_after_max_seconds"), 1),
+        (("upstreams", "reasoning", "admission", "retry_after_min_seconds"), 60),
+        (("upstreams", "reasoning", "admission"), "unlimited"),
+        (("server", "log_level"), "debug"),
+        (("server", "log_format"), "json"),
+    ],
+)
+def test_the_ends_of_a_range_are_in_it(key: Key, value: Any) -> None:
+    """The smallest and the largest of what is allowed is allowed, and kept as it is."""
+    found: Any = load(changed(key, value))
+    for name in key:
+        found = found[name] if isinstance(found, dict) else getattr(found, name)
+    assert (value, type(value)) == (found, type(found))
+
+
+# -- what is refused, by its path -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_missing_key_is_refused_by_its_path(key: Key) -> None:
+    """There is no key without which aiogw starts, and the one that is missing is named in full."""
+    assert [f"{'.'.join(key)}: missing; it has no default"] == faults_of(changed(key, ...))
+
+
+@pytest.mark.parametrize("value", ["8", True, False, -1, 0.0, 2.9, 8.0, [8], {}, float("nan"), float("inf")], ids=repr)
+@pytest.mark.parametrize("key", of_type(Positive, Count, RetrySeconds))
+def test_a_whole_number_is_nothing_else(key: Key, value: Any) -> None:
+    """Strings, booleans, floats (also round ones), arrays and tables are not converted, and negative is no amount."""
+    fault = faults_of(changed(key, value))[0]
+    assert fault.startswith(f"{'.'.join(key)}: expected a whole number")
+    assert ", found " in fault
+
+
+@pytest.mark.parametrize("key", of_type(Positive, RetrySeconds))
+def test_an_amount_is_at_least_one(key: Key) -> None:
+    """Zero slots, bytes or seconds make no sense where at least one is needed."""
+    fault = faults_of(changed(key, 0))[0]
+    assert fault.startswith(f"{'.'.join(key)}: expected a whole number")
+    assert fault.endswith("found an integer (0)")
+
+
+@pytest.mark.parametrize("key", of_type(RetrySeconds))
+def test_nobody_is_told_to_wait_longer_than_clients_do(key: Key) -> None:
+    """Above 60 seconds Claude Code gives up, so such a Retry-After cannot be configured."""
+    assert f"{'.'.join(key)}: expected a whole number from 1 to 60, found an integer (61)" in faults_of(
+        changed(key, 61)
+    )
+
+
+@pytest.mark.parametrize(
+    "value", ["8", True, 0, 0.0, -1, -0.5, [8], {}, float("nan"), float("inf"), float("-inf")], ids=repr
+)
+@pytest.mark.parametrize("key", of_type(Seconds))
+def test_seconds_are_a_positive_number(key: Key, value: Any) -> None:
+    """A time-out is a positive, finite number; there is no value for never."""
+    fault = faults_of(changed(key, value))[0]
+    assert fault.startswith(f"{'.'.join(key)}: expected a positive number of seconds, found ")
+
+
+@pytest.mark.parametrize("value", ["INFO", "trace", "", 20, True, ["info"], {}], ids=repr)
+@pytest.mark.parametrize("key", [("server", "log_level"), ("server", "log_format")], ids=".".join)
+def test_a_choice_names_what_there_is(key: Key, value: Any) -> None:
+    """A word that is not on the list is refused together with the list."""
+    fault = faults_of(changed(key, value))[0]
+    listed = " or ".join(f'"{word}"' for word in get_args(TYPES[key]))
+    assert fault.startswith(f"{'.'.join(key)}: expected {listed}, found ")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([], "expected an array of at least one model name, found none"),
+        ("reasoning", 'expected an array of at least one model name, found a string ("reasoning")'),
+        ({}, "expected an array of at least one model name, found a table"),
+        (["a", ""], 'expected a string that is not empty, found a string ("")'),
+        (["a", 3], "expected a string that is not empty, found an integer (3)"),
+        ([["a"]], "expected a string that is not empty, found an array"),
+    ],
+)
+def test_models_are_a_list_of_names(value: Any, expected: str) -> None:
+    """An upstream has at least one model, and each has a name."""
+    assert [f"upstreams.reasoning.models: {expected}"] == faults_of(
+        changed(("upstreams", "reasoning", "models"), value)
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (("server",), 3, "server: expected a table, found an integer (3)"),
+        (("server",), [], "server: expected a table, found an array"),
+        (("upstreams",), "x", 'upstreams: expected a table, found a string ("x")'),
+        (("upstreams",), [{}], "upstreams: expected a table, found an array"),
+        (("upstreams",), {}, "upstreams: expected at least one upstream"),
+        (("upstreams", "reasoning"), 1.5, "upstreams.reasoning: expected a table, found a float (1.5)"),
+        (
+            ("upstreams", "reasoning", "admission"),
+            "Unlimited",
+            'upstreams.reasoning.admission: expected a table with the limits, or "unlimited", '
+            'found a string ("Unlimited")',
+        ),
+        (
+            ("upstreams", "reasoning", "admission"),
+            True,
+            'upstreams.reasoning.admission: expected a table with the limits, or "unlimited", found a boolean (true)',
+        ),
+    ],
+)
+def test_something_else_in_place_of_a_table(key: Key, value: Any, expected: str) -> None:
+    """A value where a table belongs is a fault like any other."""
+    assert [expected] == faults_of(changed(key, value))
+
+
+def test_a_date_is_not_a_number() -> None:
+    """TOML's own types of time are refused by name."""
+    fault = faults_of(changed(("server", "max_body_bytes"), datetime.date(2026, 12, 1)))[0]
+    assert "server.max_body_bytes: expected a whole number, at least 1, found date (2026-12-01)" == fault
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        (("colour",), "colour"),
+        (("server", "listn"), "server.listn"),
+        (("upstreams", "reasoning", "slots"), "upstreams.reasoning.slots"),
+        (("upstreams", "reasoning", "admission", "max"), "upstreams.reasoning.admission.max"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_known_ones(key: Key, path: str) -> None:
+    """A misspelt key is found at every level, and the right spellings are beside it."""
+    owner = next(name for name in TYPES if name[:-1] == key[:-1])
+    (fault,) = faults_of(changed(key, 1))
+    assert fault.startswith(f"{path}: unknown key; known here: ")
+    assert owner[-1] in fault
+
+
+# -- addresses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "address", "shown"),
+    [
+        ("http://host", UpstreamAddress(scheme="http", host="host", port=80), "http://host:80"),
+        ("https://host", UpstreamAddress(scheme="https", host="host", port=443), "https://host:443"),
+        ("http://host:8000/", UpstreamAddress(scheme="http", host="host", port=8000), "http://host:8000"),
+        ("HTTP://Host.Example.:80//", UpstreamAddress(scheme="http", host="host.example", port=80), None),
+        ("http://host/a/B/", UpstreamAddress(scheme="http", host="host", port=80, prefix="/a/B"), None),
+        ("http://[::1]:80", UpstreamAddress(scheme="http", host="::1", port=80), "http://[::1]:80"),
+        ("http://[0:0:0:0:0:0:0:1]", UpstreamAddress(scheme="http", host="::1", port=80), "http://[::1]:80"),
+        ("http://10.0.0.1:1", UpstreamAddress(scheme="http", host="10.0.0.1", port=1), "http://10.0.0.1:1"),
+        ("unix:/run/vllm.sock", UpstreamAddress(scheme="http", path="/run/vllm.sock"), "unix:/run/vllm.sock"),
+    ],
+)
+def test_an_upstreams_address_has_one_form(value: str, address: UpstreamAddress, shown: str | None) -> None:
+    """Case, trailing dots and slashes, and the default port do not matter; a path before /v1 is kept."""
+    found = load(url(value)).upstreams["reasoning"].url
+    assert address == found
+    assert shown in (None, str(found))
+    assert found == load(url(str(found))).upstreams["reasoning"].url
+
+
+def test_the_parts_of_an_address() -> None:
+    """``authority`` is what goes into Host, ``key`` is what two addresses of one endpoint share."""
+    plain = UpstreamAddress(scheme="http", host="host", port=443, prefix="/a")
+    assert ("host:443", "host:443/a") == (plain.authority, plain.key)
+    assert plain.key == UpstreamAddress(scheme="https", host="host", port=443, prefix="/a").key
+    assert "[::1]:80" == UpstreamAddress(scheme="http", host="::1", port=80).authority
+    socket = UpstreamAddress(scheme="http", path="/run/vllm.sock")
+    assert ("localhost", "unix:/run/vllm.sock") == (socket.authority, socket.key)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "host",
+        "host:80",
+        "//host",
+        "ftp://host",
+        "http:",
+        "http://",
+        "http:///v2",
+        "http://:80",
+        "http://.",
+        "http://host:99999",
+        "http://host:-1",
+        "http://host:eighty",
+        "http://host:80:80",
+        "http://::1",
+        "http://[::1",
+        "http://[nonsense]",
+        "http://[::1]x:80",
+        "http://host name",
+        " http://host",
+        "http://host ",
+        "http://host/ ",
+        "http://ho\tst",
+        "http://ho\nst",
+        "http://ho\x01st",
+        "http://host/a b",
+        "http://host/\x7f",
+        "http://host/ü",
+        "http://\u2100x",
+        "http://host:0",
+        "unix:",
+        "unix:relative.sock",
+        3,
+        True,
+        ["http://host"],
+        {},
+    ],
+    ids=repr,
+)
+def test_what_is_no_upstream_address(value: Any) -> None:
+    """An address that cannot be connected to, or would be read in two ways, is refused and not repaired."""
+    (fault,) = faults_of(url(value))
+    assert fault.startswith("upstreams.reasoning.url: expected ")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("http://host/v1", "expected the address without /v1, which the gateway adds by itself"),
+        ("http://host/v1/", "expected the address without /v1, which the gateway adds by itself"),
+        ("http://host/proxy/v1", "expected the address without /v1, which the gateway adds by itself"),
+        ("http://host?a=b", "expected an address without a query or fragment"),
+        ("http://host/?", "expected an address without a query or fragment"),
+        ("http://host#x", "expected an address without a query or fragment"),
+        ("http://user:secret@host", "expected an address without user name and password in it"),
+    ],
+)
+def test_an_address_with_too_much_in_it(value: str, expected: str) -> None:
+    """What people add to an address is named, and a password is not repeated."""
+    (fault,) = faults_of(url(value))
+    assert fault.startswith(f"upstreams.reasoning.url: {expected}")
+    assert "secret" not in fault
+
+
+@pytest.mark.parametrize(
+    ("value", "address", "shown"),
+    [
+        ("127.0.0.1:0", ListenAddress(host="127.0.0.1", port=0), "127.0.0.1:0"),
+        ("LocalHost:8080", ListenAddress(host="localhost", port=8080), "localhost:8080"),
+        ("[::]:65535", ListenAddress(host="::", port=65535), "[::]:65535"),
+        ("unix:/run/aiogw/aiogw.sock", ListenAddress(path="/run/aiogw/aiogw.sock"), "unix:/run/aiogw/aiogw.sock"),
+    ],
+)
+def test_where_to_listen(value: str, address: ListenAddress, shown: str) -> None:
+    """A host and a port, an IPv6 address in brackets and a port, or the path of a Unix socket."""
+    found = load(listen(value)).server.listen
+    assert (address, shown) == (found, str(found))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "host", ":80", "host:", "[::1]", "::1:80", "h:65536", "h:x", "unix:x", "h:1/x", "h :1", "u@h:1", 80, True, []],
+    ids=repr,
+)
+def test_what_is_no_place_to_listen(value: Any) -> None:
+    """There is no port that nobody wrote, and no guess at what was meant."""
+    (fault,) = faults_of(listen(value))
+    assert fault.startswith('server.listen: expected "HOST:PORT", "[IPV6]:PORT" or "unix:/PATH", found ')
+
+
+# -- several values together ----------------------------------------------------------------------------------------
+
+ADMISSION = ("upstreams", "reasoning", "admission")
+CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
+    (
+        "cap-is-all-slots",
+        [((*ADMISSION, "cap"), 8)],
+        "upstreams.reasoning.admission.cap: expected less than engine_slots (8), found an integer (8)",
+    ),
+    (
+        "cap-above-slots",
+        [((*ADMISSION, "cap"), 9)],
+        "upstreams.reasoning.admission.cap: expected less than engine_slots (8), found an integer (9)",
+    ),
+    (
+        "retry-after-the-wrong-way-round",
+        [((*ADMISSION, "retry_after_min_seconds"), 30), ((*ADMISSION, "retry_after_max_seconds"), 29)],
+        "upstreams.reasoning.admission.retry_after_min_seconds: expected at most retry_after_max_seconds (29), "
+        "found an integer (30)",
+    ),
+    (
+        "model-at-two-upstreams",
+        [(("upstreams", "embeddings", "models"), ["embeddings", "org/big"])],
+        'upstreams.embeddings.models: "org/big" already belongs to upstreams.reasoning',
+    ),
+    (
+        "model-twice-at-one-upstream",
+        [(("upstreams", "reasoning", "models"), ["a", "a"])],
+        'upstreams.reasoning.models: "a" already belongs to upstreams.reasoning',
+    ),
+    (
+        "one-address-twice",
+        [(("upstreams", "embeddings", "url"), "HTTP://Reasoning-Predictor.LLM-serving.//")],
+        "upstreams.embeddings.url: the same address as upstreams.reasoning.url (reasoning-predictor.llm-serving:80); "
+        "one address has one gate, so list all its models under one upstream",
+    ),
+    (
+        "admin-where-clients-are",
+        [(("server", "admin_listen"), "127.0.0.1:8080")],
+        "server.admin_listen: the same address as server.listen",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"), [pytest.param(changes, text, id=name) for name, changes, text in CROSS_FAULTS]
+)
+def test_values_that_do_not_go_together(changes: list[tuple[Key, Any]], expected: str) -> None:
+    """What each of two values allows, both together may forbid; the fault is at the one to change."""
+    assert [expected] == faults_of(changed(*changes[0], *changes[1:]))
+
+
+def test_faults_of_all_kinds_come_at_once() -> None:
+    """One run tells everything: missing, wrong, unknown, and what does not go together."""
+    changes = [change for _name, changes, _text in CROSS_FAULTS for change in changes if "model" not in _name]
+    document = changed(
+        ("server", "log_level"),
+        ...,
+        (("server", "max_body_bytes"), "8"),
+        (("upstreams", "reasoning", "slots"), 8),
+        (("upstreams", "embeddings", "connect_timeout_seconds"), True),
+        *changes,
+        ((*ADMISSION, "queue_limit"), ...),
+    )
+    faults = faults_of(document)
+    assert {
+        "server.log_level",
+        "server.max_body_bytes",
+        "server.admin_listen",
+        "upstreams.reasoning.slots",
+        "upstreams.reasoning.admission.cap",
+        "upstreams.reasoning.admission.queue_limit",
+        "upstreams.reasoning.admission.retry_after_min_seconds",
+        "upstreams.embeddings.connect_timeout_seconds",
+        "upstreams.embeddings.url",
+    } == {fault.partition(":")[0] for fault in faults}
+    assert 9 == len(faults)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://host", "http://HOST"),
+        ("http://host", "http://host:80"),
+        ("https://host", "https://host:443/"),
+        ("http://host", "http://host./"),
+        ("http://host/a", "http://host/a/"),
+        ("http://[::1]", "http://[0:0::1]:80"),
+        ("http://host:443", "https://host"),
+        ("unix:/run/a", "unix:/run/a"),
+    ],
+)
+def test_two_spellings_of_one_address(one: str, other: str) -> None:
+    """Two gates for one engine would let through twice its cap, so two names for one address are refused."""
+    document = changed(("upstreams", "reasoning", "url"), one, (("upstreams", "embeddings", "url"), other))
+    (fault,) = faults_of(document)
+    assert fault.startswith("upstreams.embeddings.url: the same address as upstreams.reasoning.url (")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("http://host", "http://host:81"), ("http://host/a", "http://host/b"), ("http://a", "http://b")],
+)
+def test_two_addresses(one: str, other: str) -> None:
+    """Another port, host or path is another engine."""
+    load(changed(("upstreams", "reasoning", "url"), one, (("upstreams", "embeddings", "url"), other)))
+
+
+def test_two_free_ports_are_two_places() -> None:
+    """Port 0 is a new port each time, so both listeners may ask for one."""
+    load(changed(("server", "listen"), "127.0.0.1:0", (("server", "admin_listen"), "127.0.0.1:0")))
+
+
+@pytest.mark.parametrize("value", [3, True, [3], ["embeddings", 3, "x"], {}, {"a": 1}], ids=repr)
+@pytest.mark.parametrize("key", KEYS)
+def test_a_wrong_value_hides_no_other_fault(key: Key, value: Any) -> None:
+    """Whatever stands in one place, what is wrong elsewhere is still told."""
+    document = changed(key, value)
+    document["other"] = 1
+    assert any(fault.startswith("other: unknown key") for fault in faults_of(document))
+
+
+def test_notes_of_others_are_no_part_of_a_path() -> None:
+    """A path is made of what cattrs notes on an error; whatever else is noted on it is stepped over."""
+    error = ValueError("x")
+    error.add_note("somebody else's")
+    error.add_note(AttributeValidationNote("structuring", "cap", int))
+    assert ["cap: x"] == list(config._faults(BaseValidationError("x", [error], Config), ""))
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_syntax_error_has_its_line() -> None:
+    """What is not TOML is said with the place where it stops to be."""
+    (fault,) = faults_of("[server]\nlisten = \n")
+    assert fault.startswith("not valid TOML: ")
+    assert "line 2" in fault
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[server", "a = 1\na = 2", "a = 2026-13-45", "=", "a = " + "1" * 5000, "a = " + "[" * 50_000],
+    ids=lambda t: t[:9],
+)
+def test_what_is_not_toml(text: str) -> None:
+    """Every way not to be TOML is one fault, also those that tomllib has no error of its own for."""
+    (fault,) = faults_of(text)
+    assert fault.startswith("not valid TOML: ")
+
+
+def test_an_empty_file_lacks_everything() -> None:
+    """Without a line there is nothing to run with, and the tables that are missing are named."""
+    assert ["server: missing; it has no default", "upstreams: missing; it has no default"] == faults_of("")
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    """``load`` is ``loads`` of the file's text, also with line ends of other systems."""
+    path = tmp_path / "gateway.toml"
+    path.write_bytes(TEXT.replace("\n", "\r\n").encode())
+    assert config.loads(TEXT) == config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [
+        (lambda path: None, "no such file or directory"),
+        (lambda path: path.mkdir(), "is a directory"),
+        (lambda path: path.write_bytes(b"a = '\xff'"), "not UTF-8 text (byte 5)"),
+    ],
+    ids=["missing", "directory", "not-utf-8"],
+)
+def test_a_file_that_cannot_be_read(tmp_path: Path, prepare: Callable[[Path], object], expected: str) -> None:
+    """The file and the reason are in the fault."""
+    path = tmp_path / "gateway.toml"
+    prepare(path)
+    with pytest.raises(ConfigError) as caught:
+        config.load(path)
+    assert [f"{path}: {expected}"] == caught.value.faults
+
+
+# -- there and back -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [TEXT, EXAMPLE.read_text()], ids=["base", "example"])
+def test_what_is_shown_is_read_back(text: str) -> None:
+    """``dumps`` writes TOML that means the same, and writes it the same way again."""
+    loaded = config.loads(text)
+    shown = config.dumps(loaded)
+    assert loaded == config.loads(shown)
+    assert shown == config.dumps(config.loads(shown))
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    upstream=NAMES,
+    models=st.lists(NAMES, min_size=1, max_size=4, unique=True),
+    listen_at=st.sampled_from(["[::1]:80", "unix:/run/a b\"\\'/s.sock", "h:1"]),
+    url_of=st.sampled_from(["unix:/run/ü.sock", "https://h.:8443/Pre%20fix/", "http://[fe80::1]"]),
+    seconds=st.floats(min_value=1e-9, max_value=1e9) | st.integers(1, 10**9),
+)
+def test_any_valid_configuration_is_read_back(
+    upstream: str, models: list[str], listen_at: str, url_of: str, seconds: float
+) -> None:
+    """Also with names, paths and numbers that nobody sane would choose."""
+    document = changed(("server", "listen"), listen_at, (("server", "drain_timeout_seconds"), seconds))
+    document["upstreams"] = {upstream: {**BASE["upstreams"]["reasoning"], "models": models, "url": url_of}}
+    loaded = load(document)
+    assert seconds == loaded.server.drain_timeout_seconds
+    assert tuple(models) == loaded.upstreams[upstream].models
+    assert loaded == config.loads(config.dumps(loaded))
+
+
+TOML_KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+TOML_VALUES = st.recursive(
+    st.booleans()
+    | st.integers()
+    | st.floats()
+    | TOML_KEYS
+    | st.text(st.characters(max_codepoint=127), max_size=30).map("http://".__add__)
+    | st.dates()
+    | st.times()
+    | st.datetimes(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TOML_KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=1500)
+@given(key=st.sampled_from(list(TYPES)), value=TOML_VALUES)
+@example(key=("upstreams", "reasoning", "url"), value="http://[::1")
+@example(key=("upstreams", "reasoning", "url"), value="http://\u2100")
+@example(key=("server", "listen"), value="a\nb")
+@example(key=("server",), value={"\n": 1})
+@example(key=("upstreams",), value={"a\nb": {}})
+@example(key=("server", "drain_timeout_seconds"), value=10**400)
+@example(key=(*ADMISSION, "cap"), value=10**4000)
+def test_any_value_at_any_key_is_loaded_or_refused_by_its_path(key: Key, value: Any) -> None:
+    """No value makes the configuration fail in another way, and each fault is one line that names its key."""
+    faults = attempt(changed(key, value))
+    # Of two values that do not go together, the fault may be at the other; it then names this one.
+    assert not faults or any(fault.startswith(".".join(key)) or key[-1] in fault for fault in faults)
+    assert [] == [fault for fault in faults if "\n" in fault]

@@ -1,0 +1,224 @@
+"""What Prometheus sees: the names and labels that dashboards rely on, and gauges that are the state itself."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from aiogw import __version__
+from aiogw.admission.gate import GateStatistics
+from aiogw.metrics import GateCollector, Observer
+from aiogw.record import RequestRecord
+
+GATED = GateStatistics(
+    cap=6,
+    slots_in_use=5,
+    queue_limit=32,
+    waiting=4,
+    oldest_wait_seconds=3.5,
+    grants_total=1234,
+    refusals_total={"queue_full": 7, "queue_timeout": 2},
+)
+UNLIMITED = GateStatistics(
+    cap=None,
+    slots_in_use=9,
+    queue_limit=0,
+    waiting=0,
+    oldest_wait_seconds=0.0,
+    grants_total=10,
+    refusals_total={},
+)
+
+
+class State:
+    """What the collector reads, for a test to change."""
+
+    def __init__(self) -> None:
+        self.readings = {"gated": GATED, "free": UNLIMITED}
+        self.draining = False
+
+
+@pytest.fixture
+def state() -> Iterator[State]:
+    """A collector registered as the gateway does it, and one request of each kind counted."""
+    state = State()
+    collector = GateCollector(
+        upstreams={"gated": lambda: state.readings["gated"], "free": lambda: state.readings["free"]},
+        draining=lambda: state.draining,
+    )
+    collector.register()
+    observer = Observer(("gated", "free"))
+    observer.observe(request(upstream="gated"))
+    observer.observe(request(outcome="not_found"))
+    yield state
+    collector.unregister()
+
+
+def request(**changes: Any) -> RequestRecord:
+    times = {"arrived_at": 100.0, "entered_at": 100.0, "granted_at": 102.0, "first_byte_at": 103.0, "ended_at": 107.0}
+    return RequestRecord(**{"request_id": "req_1", "surface": "openai", **times, **changes})
+
+
+def of(name: str, *labels: str) -> tuple[str, frozenset[str]]:
+    return name, frozenset(labels)
+
+
+def samples() -> dict[tuple[str, frozenset[str]], float]:
+    """The value of every sample of ours, by its name and the values of its labels."""
+    text = generate_latest(REGISTRY).decode()
+    return {
+        (sample.name, frozenset(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("aiogw_")
+    }
+
+
+GOLDEN = {
+    "aiogw_requests_total": ("counter", {"surface", "upstream", "outcome"}),
+    "aiogw_queue_wait_seconds": ("histogram", {"upstream"}),
+    "aiogw_upstream_first_byte_seconds": ("histogram", {"upstream"}),
+    "aiogw_request_duration_seconds": ("histogram", {"upstream"}),
+    "aiogw_slots_limit": ("gauge", {"upstream"}),
+    "aiogw_slots_in_use": ("gauge", {"upstream"}),
+    "aiogw_queue_limit": ("gauge", {"upstream"}),
+    "aiogw_queue_requests": ("gauge", {"upstream"}),
+    "aiogw_queue_oldest_wait_seconds": ("gauge", {"upstream"}),
+    "aiogw_grants_total": ("counter", {"upstream"}),
+    "aiogw_refusals_total": ("counter", {"upstream", "reason"}),
+    "aiogw_draining": ("gauge", set()),
+    "aiogw_build_info": ("gauge", {"version", "python"}),
+}
+
+
+def test_the_names_and_labels(state: State) -> None:
+    """These are what dashboards and alerts are written against; a change of them is a change for every user."""
+    text = generate_latest(REGISTRY).decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        if not family.name.startswith("aiogw_"):
+            continue
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found[name] = (family.type, labels)
+        assert family.documentation.endswith(".")
+    assert found == GOLDEN
+
+
+def test_promtool_finds_nothing_to_say(state: State) -> None:
+    """The whole page, also what the libraries add to it, is what Prometheus' own linter wants."""
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is missing: install the Debian package prometheus"
+    page = generate_latest(REGISTRY)
+    assert b"aiogw_slots_in_use" in page
+    checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, timeout=30, check=False)
+    assert (0, b"", b"") == (checked.returncode, checked.stdout, checked.stderr)
+
+
+def test_gauges_are_the_state(state: State) -> None:
+    """Each gauge is what the gate says when it is scraped, and follows it in either direction."""
+    found = samples()
+    expected = {
+        of("aiogw_slots_limit", "gated"): 6,
+        of("aiogw_slots_in_use", "gated"): 5,
+        of("aiogw_queue_limit", "gated"): 32,
+        of("aiogw_queue_requests", "gated"): 4,
+        of("aiogw_queue_oldest_wait_seconds", "gated"): 3.5,
+        of("aiogw_grants_total", "gated"): 1234,
+        of("aiogw_refusals_total", "gated", "queue_full"): 7,
+        of("aiogw_refusals_total", "gated", "queue_timeout"): 2,
+        of("aiogw_draining"): 0,
+    }
+    assert expected == {name: found[name] for name in expected}
+    assert 1 == found[of("aiogw_build_info", __version__, platform.python_version())]
+    state.readings["gated"] = UNLIMITED
+    state.draining = True
+    found = samples()
+    assert (9, 1) == (found[of("aiogw_slots_in_use", "gated")], found[of("aiogw_draining")])
+
+
+def test_an_unlimited_upstream_has_no_limits_to_show(state: State) -> None:
+    """A limit that is not there is no number; what is held is counted all the same."""
+    found = samples()
+    assert of("aiogw_slots_limit", "free") not in found
+    assert of("aiogw_queue_limit", "free") not in found
+    assert (9, 0) == (found[of("aiogw_slots_in_use", "free")], found[of("aiogw_queue_requests", "free")])
+
+
+def test_a_gateway_that_is_gone_is_not_scraped(state: State) -> None:
+    """A collector can be taken away, and another put in its place."""
+    collector = GateCollector(upstreams={}, draining=lambda: False)
+    with pytest.raises(KeyError):
+        collector.unregister()
+    # The names are not reserved, so a second gateway in the process does not fail to start.
+    collector.register()
+    collector.unregister()
+    assert of("aiogw_slots_in_use", "gated") in samples()
+
+
+# -- requests as they end -------------------------------------------------------------------------------------------
+
+
+def counted(record: RequestRecord) -> dict[str, float]:
+    """What one observation adds: the samples that grew, by their name without labels."""
+    before = samples()
+    Observer(("counted",)).observe(record)
+    return {
+        name: value - before.get((name, labels), 0)
+        for (name, labels), value in samples().items()
+        if value != before.get((name, labels), 0) and not name.endswith("_bucket")
+    }
+
+
+def test_a_request_that_went_all_the_way() -> None:
+    """It counts once, and in each of the three histograms with its own time."""
+    assert {
+        "aiogw_requests_total": 1,
+        "aiogw_queue_wait_seconds_count": 1,
+        "aiogw_queue_wait_seconds_sum": 2,
+        "aiogw_upstream_first_byte_seconds_count": 1,
+        "aiogw_upstream_first_byte_seconds_sum": 1,
+        "aiogw_request_duration_seconds_count": 1,
+        "aiogw_request_duration_seconds_sum": 7,
+    } == counted(request(upstream="counted"))
+
+
+def test_a_request_that_timed_out_in_the_queue() -> None:
+    """Its wait counts, for it did wait; a first byte there was not."""
+    record = request(upstream="counted", outcome="queue_timeout", granted_at=None, first_byte_at=None)
+    assert {
+        "aiogw_requests_total": 1,
+        "aiogw_queue_wait_seconds_count": 1,
+        "aiogw_queue_wait_seconds_sum": 7,
+        "aiogw_request_duration_seconds_count": 1,
+        "aiogw_request_duration_seconds_sum": 7,
+    } == counted(record)
+
+
+@pytest.mark.parametrize("changes", [{"upstream": None}, {"upstream": "counted", "entered_at": None, "ended_at": None}])
+def test_a_request_that_went_nowhere(changes: dict[str, Any]) -> None:
+    """It counts, and is in no histogram: no upstream had anything to do with it, or nothing took any time."""
+    assert {"aiogw_requests_total": 1} == counted(request(granted_at=None, outcome="model_not_found", **changes))
+
+
+def test_requests_are_told_apart_by_surface_upstream_and_outcome() -> None:
+    """One series for each; ``-`` where no upstream was chosen."""
+    observer = Observer(("told",))
+    for record in (request(upstream="told"), request(upstream="told"), request(surface="lost", outcome="not_found")):
+        observer.observe(record)
+    found = samples()
+    assert 2 == found[of("aiogw_requests_total", "openai", "told", "completed")]
+    assert 1 == found[of("aiogw_requests_total", "lost", "-", "not_found")]
+
+
+def test_an_upstream_is_there_before_its_first_request() -> None:
+    """Histograms begin at zero, so that the first rate is not missed."""
+    Observer(("new",))
+    assert 0 == samples()[of("aiogw_request_duration_seconds_count", "new")]
