@@ -8,14 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiogw import __version__, config
+from aiogw import __version__, clients, config
 
 OK, CANNOT_RUN, BAD_CONFIG = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code (argparse itself exits with 2)."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.client is not None and options.command != "show":
+        parser.error("--client: only with show")
     try:
         loaded = config.load(options.config)
     except config.ConfigError as error:
@@ -25,8 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "check":
         return OK
     if options.command == "show":
-        sys.stdout.write(config.dumps(loaded))
-        return OK
+        return _show(loaded, options.client)
     return _run(loaded)
 
 
@@ -41,7 +43,25 @@ def _parser() -> argparse.ArgumentParser:
         help="run the gateway (the default), check the configuration, or show the effective configuration as TOML",
     )
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="the configuration, a TOML file")
+    parser.add_argument(
+        "--client",
+        choices=tuple(clients.CLIENTS),
+        metavar="NAME",
+        help=f"with show: the lines that point this client at the gateway; one of {', '.join(clients.CLIENTS)}",
+    )
     return parser
+
+
+def _show(loaded: config.Config, client: str | None) -> int:
+    if client is None:
+        sys.stdout.write(config.dumps(loaded))
+        return OK
+    try:
+        sys.stdout.write(clients.lines(client, loaded))
+    except clients.CannotReach as error:
+        print(f"aiogw: {error}", file=sys.stderr)  # noqa: T201 - stdout is for the lines alone
+        return CANNOT_RUN
+    return OK
 
 
 def _run(loaded: config.Config) -> int:
