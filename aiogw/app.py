@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from attrs import asdict
 from prometheus_async.aio.web import server_stats
 
@@ -222,8 +223,12 @@ def make_runner(application: web.Application) -> web.AppRunner:
     ``handler_cancellation`` is off in aiohttp's own runner: a queued client could leave without anybody noticing.  It
     is on in aiohttp's test server, so a test that does not come through here proves nothing.
     """
+    server_log = logging.getLogger("aiogw.server")
+    if not server_log.filters:
+        server_log.addFilter(_told_without_its_bytes)
     return web.AppRunner(
         application,
+        logger=server_log,
         handler_cancellation=True,
         access_log=None,
         keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
@@ -239,6 +244,19 @@ def _served(upstream: UpstreamConfig) -> dict[str, str]:
 
 def _engine(upstream: UpstreamConfig, model: str) -> Engine:
     return Engine(model=model, **asdict(upstream.dialect))
+
+
+def _told_without_its_bytes(record: logging.LogRecord) -> bool:
+    """A request that is not HTTP, or whose body is not what it says, is the peer's fault: one line, and nothing of it.
+
+    aiohttp logs it with a traceback that quotes what was sent, which any scanner could fill a log with.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg, record.args = "refused what is not a request (%s)", (type(error).__name__,)
+        record.exc_info = None
+    return True
 
 
 def _limits(upstream: UpstreamConfig) -> Limits | None:

@@ -75,7 +75,7 @@ def _run(loaded: config.Config) -> int:
 
     async def serve() -> None:
         gateway = Gateway(loaded)
-        # What is there now stays: the collector need not look through the libraries each time thousands of clients come.
+        # What is there now stays: the collector need not go through the libraries for each thousand of clients.
         gc.collect()
         gc.freeze()
         await gateway.run()

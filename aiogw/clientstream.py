@@ -205,7 +205,8 @@ class ClientStream:
         if not self.keep_alive:
             lines.append("connection: close")
         lines.append(f"date: {_date(int(time.time()))}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape")
+        # The upstream's values were read as Latin-1, so that whatever bytes they have are the bytes they had.
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
 
     def _write(self, pieces: list[bytes]) -> None:
         assert self._transport is not None

@@ -67,6 +67,31 @@ def test_a_sentence_names_the_fields(error: GatewayError) -> None:
             assert str(part) in error.message
 
 
+DECIDED = {
+    "invalid_body": (400, False),
+    "invalid_request": (400, False),
+    "model_not_found": (404, False),
+    "not_found": (404, False),
+    "method_not_allowed": (405, False),
+    "request_too_large": (413, False),
+    "too_many_sequences": (422, False),
+    "queue_full": (503, True),
+    "queue_timeout": (503, True),
+    "queue_too_slow": (503, True),
+    "draining": (503, True),
+    "upstream_unavailable": (503, True),
+    "upstream_timeout": (504, False),
+    "upstream_broken": (502, True),
+    "upstream_error": (400, None),
+    "internal_error": (500, None),
+}
+
+
+def test_what_is_decided_once_for_all_surfaces() -> None:
+    """The status of each kind of error, and whether it makes sense to try again; programs rely on both."""
+    assert {error.code: (error.status, error.should_retry) for error in specimens()} == DECIDED
+
+
 def test_leaves_are_told_apart() -> None:
     """No two leaves share a code or a title, since both end up where only one of them is looked at."""
     for one, other in combinations(specimens(), 2):
@@ -107,6 +132,7 @@ def test_only_errors_with_a_time_to_name_have_retry_after() -> None:
     """``Retry-After`` is for refusals and for an upstream that is away; elsewhere there is no time to name."""
     timed = {cls for cls in leaves() if specimen(cls).retry_after is not None}
     assert set(leaves(Refusal)) | {UpstreamUnavailable, UpstreamStatus} == timed
+    assert 5 == UpstreamUnavailable(upstream="reasoning", reason="refused").retry_after
 
 
 def test_an_unknown_model_names_the_known_ones() -> None:

@@ -336,9 +336,18 @@ def test_a_deadline_refuses(house: House) -> None:
     assert ["c queue_timeout"] == house.told
     assert isinstance(c.error, QueueTimeout)
     assert ("reasoning", 60) == (c.error.upstream, c.error.waited_seconds)
+    assert c.admission.granted_at is None
     assert house.statistics(slots_in_use=2, grants_total=2, refusals_total={"queue_timeout": 1}) == (
         house.gate.statistics()
     )
+
+
+def test_a_wait_is_told_in_milliseconds(house: House) -> None:
+    """A timer that runs a little late does not make for a number with fifteen digits."""
+    _a, _b, c = house.fill("abc")
+    house.loop.advance(60.0123456)
+    assert isinstance(c.error, QueueTimeout)
+    assert 60.012 == c.error.waited_seconds
 
 
 def test_each_request_has_its_own_deadline(house: House) -> None:
@@ -642,12 +651,44 @@ def test_who_would_only_time_out_is_refused_at_entry() -> None:
     assert [] == house.told
 
 
+def test_who_would_fit_but_has_to_wait_is_refused_as_well() -> None:
+    """Behind a heavy head even a light request waits, so the estimate counts for it, too."""
+    house = House(queue_timeout_seconds=60)
+    measure(house, held_seconds=50, times=ENOUGH)
+    house.enter("a")
+    # At 50 s until the one that runs has ended, the heavy one may wait; behind it, it would be 100 s.
+    house.enter("heavy", weight=2)
+    error = refused(house)
+    assert isinstance(error, QueueTooSlow)
+    assert 100 == error.estimated_seconds
+
+
+def test_who_heads_the_queue_is_refused_as_well() -> None:
+    """Nobody waits yet, but a slot is too far away, or too few are free for a heavy request."""
+    house = House(queue_timeout_seconds=60)
+    measure(house, held_seconds=1000, times=ENOUGH)
+    house.enter("a")
+    with pytest.raises(QueueTooSlow):
+        house.enter("heavy", weight=2)
+    house.enter("b")
+    assert isinstance(refused(house), QueueTooSlow)
+
+
+def test_a_full_queue_is_called_full_however_slow_the_upstream() -> None:
+    """Where there is no place, that is the reason."""
+    house = House(queue_timeout_seconds=60, queue_limit=1)
+    measure(house, held_seconds=50, times=ENOUGH)
+    house.fill("abc")
+    assert isinstance(refused(house), QueueFull)
+
+
 def test_a_free_slot_is_granted_however_slow_the_upstream() -> None:
     """The estimate is about waiting: who need not wait is never refused for it."""
     house = House(queue_timeout_seconds=1)
     measure(house, held_seconds=1000, times=2 * ENOUGH)
-    house.enter("a")
-    assert "a granted" == house.told[-1]
+    for name in ("a granted", "b granted"):
+        house.enter(name[0])
+        assert name == house.told[-1]
 
 
 # -- all the gates --------------------------------------------------------------------------------------------------

@@ -405,6 +405,7 @@ BINARY = bytes(range(256)) * 40 + b'\r\n\r\n--b0undar\r\n\r\nname="model"\r\n\r\
         (form(part('name="model2"', b"org/big"), MODEL), FORM),
         (form(part('name="empty"', b""), MODEL), FORM),
         (form(b"\r\nno head at all", MODEL), FORM),
+        (b'--b0undary\r\ncontent-disposition: form-data; name="no end of its own"\r\n\r\n' + form(MODEL), FORM),
         (form(MODEL, part('name="file"', BINARY)), FORM),
         (b"a preamble\r\n" + form(MODEL) + b"an epilogue", FORM),
         (form(MODEL, boundary="a'()+_,-./:=? z"), 'multipart/form-data; boundary="a\'()+_,-./:=? z"'),
@@ -627,6 +628,7 @@ def test_a_failure_that_has_no_form(content_type: str, content_length: int | Non
     passing = encoder(content_type, content_length=content_length)
     passing.feed(b"{", last=False)
     assert passing.fail(FULL, "req_1") is None
+    assert PassThrough().fail(FULL, "req_1") is None
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------

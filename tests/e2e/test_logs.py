@@ -9,15 +9,16 @@ import signal
 import pytest
 from rig import ANTHROPIC, OPENAI, STREAM, Rig, answer, eventually
 
+VALUE = r'("(?:[^"\\]|\\.)*"|[^\s"]+)'
 LINE = re.compile(
-    r"(?P<time>\S+) (?P<level>\w+) (?P<logger>[\w.]+): (?P<message>[^=]*?)(?P<members>( \w+=(\"[^\"]*\"|\S+))*)"
+    rf"(?P<time>\S+) (?P<level>\w+) (?P<logger>[\w.]+): (?P<message>[^=]*?)(?P<members>(?: \w+={VALUE})*)"
 )
 
 
 def members(line: str) -> dict[str, str]:
     found = LINE.fullmatch(line)
     assert found, line
-    pairs = re.findall(r" (\w+)=(\"[^\"]*\"|\S+)", found["members"])
+    pairs = re.findall(rf" (\w+)={VALUE}", found["members"])
     return {name: json.loads(value) if value.startswith('"') else value for name, value in pairs}
 
 

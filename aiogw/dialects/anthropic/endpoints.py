@@ -39,8 +39,9 @@ def find_endpoint(method: str, path: str) -> Endpoint:
 
 
 def _only(allowed: str, method: str, path: str, endpoint: Endpoint) -> Endpoint:
-    if method != allowed:
-        raise MethodNotAllowed(method=method, path=path, allowed=(allowed,))
+    methods = ("GET", "HEAD") if allowed == "GET" else (allowed,)
+    if method not in methods:
+        raise MethodNotAllowed(method=method, path=path, allowed=methods)
     return endpoint
 
 

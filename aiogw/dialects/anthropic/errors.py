@@ -103,7 +103,8 @@ def _headers(error: GatewayError, status: int) -> tuple[tuple[str, str], ...]:
 
 def _message(error: GatewayError, *, max_model_len: int | None) -> str:
     if isinstance(error, UnknownModel):
-        return f"model: {_clean(error.model)}"
+        # The name first, as Anthropic says it; what may be asked for instead helps whoever reads it.
+        return f"model: {_clean(error.model)} (known models: {', '.join(error.known)})"
     if not isinstance(error, UpstreamStatus):
         return error.message
     if error.upstream_status == 404 and error.about_model:

@@ -121,7 +121,7 @@ def test_the_envelope_is_compact() -> None:
 
 def test_messages_are_anthropics() -> None:
     """Q10, E2, E3: a model is named as Anthropic names it, and the gateway's credentials are not the client's."""
-    assert render(tree.UnknownModel(model="no\npe", known=("n",)))[2] == "model: no pe"
+    assert render(tree.UnknownModel(model="no\npe", known=("n",)))[2] == "model: no pe (known models: n)"
     recorded = json.loads(transcript("error-unknown-model"))["error"]["message"]
     assert render(upstream(404, recorded))[2] == "model: nope"
     assert render(upstream(404, "model does not exist"))[2] == "model: u"
