@@ -90,6 +90,7 @@ class Gateway:
         self._catalogue = Catalogue(
             pools={name: self._pools[upstream.url.key] for name, upstream in config.upstreams.items()},
             learn=self._routes.learn,
+            every_seconds=server.models_refresh_seconds,
         )
         self._observer = Observer(tuple(config.upstreams))
         self._collector = GateCollector(

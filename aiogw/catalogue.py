@@ -20,8 +20,6 @@ from aiogw.upstream.pool import UpstreamPool
 
 log = logging.getLogger(__name__)
 
-# A model is loaded in minutes and then stays; what changes in between is seen soon enough.
-ASK_EVERY_SECONDS = 60.0
 ASK_TIMEOUT_SECONDS = 10.0
 MAX_LIST_BYTES = 4 << 20
 
@@ -36,14 +34,20 @@ Learn = Callable[[str, list[dict[str, Any]]], None]
 
 
 class Catalogue:
-    """Asks each upstream of ``pools`` (by name) for ``/v1/models`` now and then, and tells ``learn`` what it said."""
+    """Asks each upstream of ``pools`` (by name) for ``/v1/models``, and tells ``learn`` what it said.
 
-    def __init__(self, *, pools: Mapping[str, UpstreamPool], learn: Learn) -> None:
+    Once at the start and then every ``every_seconds``; 0: never.
+    """
+
+    def __init__(self, *, pools: Mapping[str, UpstreamPool], learn: Learn, every_seconds: float) -> None:
         self._pools = pools
+        self._every_seconds = every_seconds
         self._learn = learn
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
+        if not self._every_seconds:
+            return
         self._tasks = [asyncio.create_task(self._keep_asking(name, pool)) for name, pool in self._pools.items()]
 
     async def stop(self) -> None:
@@ -61,7 +65,7 @@ class Catalogue:
                 log.info("no model list from the upstream %s: %s", upstream, error or "it took too long")
             else:
                 self._learn(upstream, cards)
-            await asyncio.sleep(ASK_EVERY_SECONDS)
+            await asyncio.sleep(self._every_seconds)
 
 
 async def ask(upstream: str, pool: UpstreamPool) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """What to tell a client so that it talks to this gateway: the lines to paste, with its address and models filled in.
 
-Pure: a configuration in, text out.  Every line was run; scripts/clients runs them again.  What is printed is a whole
-file or a piece of shell as it stands, so that it can be redirected to where its first comment says, or sourced.
+Pure: a configuration in, text out.  What is printed is a whole file or a piece of shell as it stands, to be redirected
+to where its first comment says, or sourced.  scripts/clients does just that with the real clients, so a line that is
+added here is a line that was run (Open WebUI, which is too large for a script, by hand).
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _claude_code(gateway: _Gateway) -> Iterator[str]:
         yield from _exports({"CLAUDE_CODE_ENABLE_GATEWAY_MODEL_DISCOVERY": "1"})
     if main.max_model_len is not None:
         if main.name.startswith("claude-"):
-            yield '# What begins with "claude-" has a context of 200,000 tokens to it; of claude_NAME it would believe this:'
+            yield '# It takes "claude-NAME" to have 200,000 tokens; of an alias "claude_NAME" it would believe this:'
             yield f"# export CLAUDE_CODE_MAX_CONTEXT_TOKENS={main.max_model_len}"
         else:
             yield from _exports({"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(main.max_model_len)})

@@ -98,7 +98,7 @@ def chat(asked: Asked) -> Answer:
 
     head = {"id": new_id("chatcmpl-"), "object": "chat.completion", "created": int(time.time()), "model": asked.model}
     deltas: list[JSON] = [{"reasoning": thought} for thought in THOUGHTS]
-    message = {"role": "assistant", "content": None, "reasoning": "".join(THOUGHTS)}
+    message: JSON = {"role": "assistant", "content": None, "reasoning": "".join(THOUGHTS)}
     if isinstance(step, ToolCall):
         reason = "tool_calls"
         opened = {"id": new_id("chatcmpl-tool-"), "type": "function"}
@@ -118,7 +118,9 @@ def chat(asked: Asked) -> Answer:
     head["object"] = "chat.completion.chunk"
     end = {"finish_reason": None}
     deltas.insert(0, {"role": "assistant", "content": ""})
-    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, **end}]} for delta in deltas]
+    chunks: list[JSON] = [
+        {**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, **end}]} for delta in deltas
+    ]
     chunks[-1]["choices"][0] |= {"finish_reason": reason, "stop_reason": None}
     at_end, _ = asked.usage_wanted()
     closing = stub_upstream.completion_ends(head, chunks[-1], usage if at_end else None)

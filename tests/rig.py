@@ -739,6 +739,9 @@ SERVER: dict[str, Any] = {
     "response_buffer_bytes": 1 << 16,
     "client_stall_timeout_seconds": 5,
     "drain_timeout_seconds": 5,
+    "first_sign_seconds": 0,
+    "sign_interval_seconds": 10,
+    "models_refresh_seconds": 0,
     "log_level": "info",
     "log_format": "json",
 }

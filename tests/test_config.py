@@ -17,17 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aiogw import config
-from aiogw.config import (
-    Config,
-    ConfigError,
-    Count,
-    ListenAddress,
-    Positive,
-    RetrySeconds,
-    Seconds,
-    UpstreamAddress,
-    UpstreamConfig,
-)
+from aiogw.canonical import Engine
+from aiogw.config import Config, ConfigError, DialectConfig, ListenAddress, UpstreamAddress, UpstreamConfig
+from aiogw.config.faults import value_faults
+from aiogw.config.values import Aliases, Count, Members, Names, Positive, RetrySeconds, Seconds, SecondsOrNever, Text
 
 EXAMPLE = Path(__file__).parent.parent / "etc" / "gateway.toml"
 
@@ -39,6 +32,9 @@ max_body_bytes = 67108864
 response_buffer_bytes = 4194304
 client_stall_timeout_seconds = 60
 drain_timeout_seconds = 30.5
+first_sign_seconds = 2
+sign_interval_seconds = 10
+models_refresh_seconds = 60
 log_level = "info"
 log_format = "text"
 
@@ -48,6 +44,7 @@ models = ["reasoning", "org/big"]
 connect_timeout_seconds = 5
 first_byte_timeout_seconds = 600
 idle_timeout_seconds = 120
+aliases = { claude-reasoning = "reasoning" }
 
 [upstreams.reasoning.admission]
 engine_slots = 8
@@ -56,6 +53,25 @@ queue_limit = 32
 queue_timeout_seconds = 60
 retry_after_min_seconds = 1
 retry_after_max_seconds = 60
+
+# Nothing of it as it is where nothing is said.
+[upstreams.reasoning.dialect]
+images = false
+image_urls = true
+tool_images = true
+system_anywhere = true
+reasoning_field = "reasoning_content"
+thinking_on = { chat_template_kwargs = { thinking = true } }
+thinking_off = { chat_template_kwargs = { thinking = false } }
+thinking_budget = true
+reasoning_efforts = ["none", "high"]
+show_unrequested_thinking = true
+continuous_usage = false
+accounting = true
+repeat_reasoning_as = "reasoning_text"
+count_tokens = "estimate"
+max_model_len = 40960
+body_defaults = { top_k = 20, stop = ["</s>"] }
 
 [upstreams.embeddings]
 url = "https://embeddings"
@@ -97,6 +113,9 @@ def walk(cls: type[Any], path: Key = ()) -> Iterator[tuple[Key, Any]]:
 _UNIONS = {get_origin(int | str), get_origin(get_type_hints(UpstreamConfig)["admission"])}
 TYPES = dict(walk(Config))
 KEYS = [pytest.param(key, id=".".join(key)) for key in TYPES]
+DIALECT = ("upstreams", "reasoning", "dialect")
+# Names and capabilities; all else is a limit or an address, and nobody but the operator can know those.
+OPTIONAL = [key for key in TYPES if key[:3] in (DIALECT, (*DIALECT[:2], "aliases"))]
 
 
 def of_type(*types: Any) -> list[Any]:
@@ -176,19 +195,28 @@ def test_the_walk_finds_every_table() -> None:
     def keys(table: dict[str, Any], path: Key = ()) -> Iterator[Key]:
         for name, value in table.items():
             yield (*path, name)
-            if isinstance(value, dict):
+            if isinstance(value, dict) and TYPES.get((*path, name)) not in (Aliases, Members):
                 yield from keys(value, (*path, name))
 
     written = {key for key in keys(BASE) if "embeddings" not in key} - {("upstreams", "reasoning")}
     assert written == set(TYPES)
 
 
-def test_no_key_has_a_default() -> None:
-    """No attribute of a configuration class has a value that nobody wrote."""
-    classes = {Config, *(cls for type_ in TYPES.values() for cls in tables_of(type_))}
+def test_no_limit_has_a_default() -> None:
+    """Nothing but names and capabilities has a value that nobody wrote."""
+    classes = {Config, *(cls for type_ in TYPES.values() for cls in tables_of(type_))} - {DialectConfig}
     assert 4 <= len(classes)
     for cls in classes:
-        assert [] == [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
+        allowed = ["aliases", "dialect"] if cls is UpstreamConfig else []
+        assert allowed == [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
+
+
+def test_every_capability_has_the_default_that_is_documented() -> None:
+    """What the configuration does not say of an engine is what ``canonical.Engine`` says of a current vLLM."""
+    expected = attrs.asdict(Engine(model=""), filter=lambda attribute, _: attribute.name != "model")
+    assert expected == attrs.asdict(DialectConfig())
+    assert DialectConfig() == config.loads(TEXT).upstreams["embeddings"].dialect
+    assert {} == config.loads(TEXT).upstreams["embeddings"].aliases
 
 
 def test_a_configuration_cannot_be_changed() -> None:
@@ -201,6 +229,9 @@ def test_a_configuration_cannot_be_changed() -> None:
     ("key", "value"),
     [
         (("server", "client_stall_timeout_seconds"), 0.001),
+        (("server", "first_sign_seconds"), 0),
+        (("server", "first_sign_seconds"), 0.0),
+        (("server", "models_refresh_seconds"), 0.001),
         (("server", "max_body_bytes"), 1),
         (("server", "max_body_bytes"), 2**63 - 1),
         (("upstreams", "reasoning", "admission", "queue_limit"), 0),
@@ -224,14 +255,25 @@ def test_the_ends_of_a_range_are_in_it(key: Key, value: Any) -> None:
 # -- what is refused, by its path -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", [pytest.param(key, id=".".join(key)) for key in TYPES if key not in OPTIONAL])
 def test_a_missing_key_is_refused_by_its_path(key: Key) -> None:
     """There is no key without which aiogw starts, and the one that is missing is named in full."""
     assert [f"{'.'.join(key)}: missing; it has no default"] == faults_of(changed(key, ...))
 
 
+@pytest.mark.parametrize("key", [pytest.param(key, id=".".join(key)) for key in OPTIONAL if key[:3] == DIALECT])
+def test_a_capability_that_is_not_named_is_the_default(key: Key) -> None:
+    """Each key of the dialect table can be left out by itself, and so can the table."""
+    reasoning = load(changed(key, ...)).upstreams["reasoning"]
+    if key == DIALECT:
+        assert DialectConfig() == reasoning.dialect
+        return
+    assert getattr(DialectConfig(), key[-1]) == getattr(reasoning.dialect, key[-1])
+    assert getattr(config.loads(TEXT).upstreams["reasoning"].dialect, key[-1]) != getattr(reasoning.dialect, key[-1])
+
+
 @pytest.mark.parametrize("value", ["8", True, False, -1, 0.0, 2.9, 8.0, [8], {}, float("nan"), float("inf")], ids=repr)
-@pytest.mark.parametrize("key", of_type(Positive, Count, RetrySeconds))
+@pytest.mark.parametrize("key", of_type(Positive, Positive | None, Count, RetrySeconds))
 def test_a_whole_number_is_nothing_else(key: Key, value: Any) -> None:
     """Strings, booleans, floats (also round ones), arrays and tables are not converted, and negative is no amount."""
     fault = faults_of(changed(key, value))[0]
@@ -239,7 +281,7 @@ def test_a_whole_number_is_nothing_else(key: Key, value: Any) -> None:
     assert ", found " in fault
 
 
-@pytest.mark.parametrize("key", of_type(Positive, RetrySeconds))
+@pytest.mark.parametrize("key", of_type(Positive, Positive | None, RetrySeconds))
 def test_an_amount_is_at_least_one(key: Key) -> None:
     """Zero slots, bytes or seconds make no sense where at least one is needed."""
     fault = faults_of(changed(key, 0))[0]
@@ -265,8 +307,66 @@ def test_seconds_are_a_positive_number(key: Key, value: Any) -> None:
     assert fault.startswith(f"{'.'.join(key)}: expected a positive number of seconds, found ")
 
 
+@pytest.mark.parametrize("value", ["8", True, False, -1, -0.5, [8], {}, float("nan"), float("inf")], ids=repr)
+@pytest.mark.parametrize("key", of_type(SecondsOrNever))
+def test_seconds_or_never(key: Key, value: Any) -> None:
+    """Where 0 means never it is said, and nothing else is taken for it."""
+    fault = faults_of(changed(key, value))[0]
+    assert fault.startswith(f"{'.'.join(key)}: expected a positive number of seconds, or 0 for never, found ")
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.0, "true", "yes", "", [True], {}], ids=repr)
+@pytest.mark.parametrize("key", of_type(bool))
+def test_a_switch_is_true_or_false(key: Key, value: Any) -> None:
+    """Nothing that Python would take for true or false is one."""
+    assert faults_of(changed(key, value))[0].startswith(f"{'.'.join(key)}: expected true or false, found ")
+
+
+@pytest.mark.parametrize("value", ["", 3, True, ["reasoning"], {}], ids=repr)
+@pytest.mark.parametrize("key", of_type(Text, Text | None))
+def test_a_name_is_a_string_with_something_in_it(key: Key, value: Any) -> None:
+    """A member of a message has a name."""
+    expected = "expected a string that is not empty, found "
+    assert faults_of(changed(key, value))[0].startswith(f"{'.'.join(key)}: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3, "expected a table, found an integer (3)"),
+        ([{}], "expected a table, found an array"),
+        ({"since": datetime.date(2026, 12, 1)}, "expected values that JSON has, too ("),
+        ({"deep": {"limit": float("inf")}}, "expected values that JSON has, too ("),
+        ({"limit": float("nan")}, "expected values that JSON has, too ("),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("key", of_type(Members))
+def test_members_for_a_body_are_json(key: Key, value: Any, expected: str) -> None:
+    """What goes into a request must be sayable in it."""
+    assert faults_of(changed(key, value))[0].startswith(f"{'.'.join(key)}: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3, "expected a table of names and their models, found an integer (3)"),
+        (["claude"], "expected a table of names and their models, found an array"),
+        ({"claude": ""}, 'expected a string that is not empty, found a string ("")'),
+        ({"claude": 3}, "expected a string that is not empty, found an integer (3)"),
+        ({"": "reasoning"}, 'expected a string that is not empty, found a string ("")'),
+    ],
+    ids=repr,
+)
+def test_aliases_are_names_for_models(value: Any, expected: str) -> None:
+    """An alias has a name, and a model that has one."""
+    assert f"upstreams.reasoning.aliases: {expected}" in faults_of(changed((*DIALECT[:2], "aliases"), value))
+
+
 @pytest.mark.parametrize("value", ["INFO", "trace", "", 20, True, ["info"], {}], ids=repr)
-@pytest.mark.parametrize("key", [("server", "log_level"), ("server", "log_format")], ids=".".join)
+@pytest.mark.parametrize(
+    "key", [("server", "log_level"), ("server", "log_format"), (*DIALECT, "count_tokens")], ids=".".join
+)
 def test_a_choice_names_what_there_is(key: Key, value: Any) -> None:
     """A word that is not on the list is refused together with the list."""
     fault = faults_of(changed(key, value))[0]
@@ -277,19 +377,19 @@ def test_a_choice_names_what_there_is(key: Key, value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ([], "expected an array of at least one model name, found none"),
-        ("reasoning", 'expected an array of at least one model name, found a string ("reasoning")'),
-        ({}, "expected an array of at least one model name, found a table"),
+        ([], "expected an array of at least one name, found none"),
+        ("reasoning", 'expected an array of at least one name, found a string ("reasoning")'),
+        ({}, "expected an array of at least one name, found a table"),
         (["a", ""], 'expected a string that is not empty, found a string ("")'),
         (["a", 3], "expected a string that is not empty, found an integer (3)"),
         ([["a"]], "expected a string that is not empty, found an array"),
     ],
 )
-def test_models_are_a_list_of_names(value: Any, expected: str) -> None:
-    """An upstream has at least one model, and each has a name."""
-    assert [f"upstreams.reasoning.models: {expected}"] == faults_of(
-        changed(("upstreams", "reasoning", "models"), value)
-    )
+@pytest.mark.parametrize("key", of_type(Names))
+def test_a_list_of_names_has_one(key: Key, value: Any, expected: str) -> None:
+    """An upstream has at least one model, and each has a name; efforts likewise."""
+    document = changed(key, value, ((*DIALECT[:2], "aliases"), ...))
+    assert [f"{'.'.join(key)}: {expected}"] == faults_of(document)
 
 
 @pytest.mark.parametrize(
@@ -332,6 +432,7 @@ def test_a_date_is_not_a_number() -> None:
         (("server", "listn"), "server.listn"),
         (("upstreams", "reasoning", "slots"), "upstreams.reasoning.slots"),
         (("upstreams", "reasoning", "admission", "max"), "upstreams.reasoning.admission.max"),
+        (("upstreams", "reasoning", "dialect", "image"), "upstreams.reasoning.dialect.image"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_known_ones(key: Key, path: str) -> None:
@@ -497,8 +598,34 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
     ),
     (
         "model-twice-at-one-upstream",
-        [(("upstreams", "reasoning", "models"), ["a", "a"])],
+        [(("upstreams", "reasoning", "models"), ["reasoning", "a", "a"])],
         'upstreams.reasoning.models: "a" already belongs to upstreams.reasoning',
+    ),
+    (
+        "alias-that-is-a-model",
+        [((*DIALECT[:2], "aliases"), {"org/big": "reasoning"})],
+        'upstreams.reasoning.aliases."org/big": already the name of a model of upstreams.reasoning',
+    ),
+    (
+        "model-that-is-an-alias-elsewhere",
+        [(("upstreams", "embeddings", "models"), ["claude-reasoning"])],
+        'upstreams.embeddings.models: "claude-reasoning" already belongs to upstreams.reasoning',
+    ),
+    (
+        "alias-for-two-models",
+        [(("upstreams", "embeddings", "aliases"), {"claude-reasoning": "embeddings"})],
+        "upstreams.embeddings.aliases.claude-reasoning: already the name of a model of upstreams.reasoning",
+    ),
+    (
+        "alias-of-no-model",
+        [((*DIALECT[:2], "aliases"), {"claude": "embeddings"})],
+        "upstreams.reasoning.aliases.claude: expected one of upstreams.reasoning.models, found a string "
+        '("embeddings")',
+    ),
+    (
+        "alias-of-an-alias-is-no-model",
+        [((*DIALECT[:2], "aliases"), {"a": "reasoning", "b": "a"})],
+        'upstreams.reasoning.aliases.b: expected one of upstreams.reasoning.models, found a string ("a")',
     ),
     (
         "one-address-twice",
@@ -597,7 +724,7 @@ def test_notes_of_others_are_no_part_of_a_path() -> None:
     error = ValueError("x")
     error.add_note("somebody else's")
     error.add_note(AttributeValidationNote("structuring", "cap", int))
-    assert ["cap: x"] == list(config._faults(BaseValidationError("x", [error], Config), ""))
+    assert ["cap: x"] == list(value_faults(BaseValidationError("x", [error], Config), ""))
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -680,9 +807,11 @@ def test_any_valid_configuration_is_read_back(
     """Also with names, paths and numbers that nobody sane would choose."""
     document = changed(("server", "listen"), listen_at, (("server", "drain_timeout_seconds"), seconds))
     document["upstreams"] = {upstream: {**BASE["upstreams"]["reasoning"], "models": models, "url": url_of}}
+    document["upstreams"][upstream]["aliases"] = {"".join(models) + "+": models[-1]}
     loaded = load(document)
     assert seconds == loaded.server.drain_timeout_seconds
     assert tuple(models) == loaded.upstreams[upstream].models
+    assert models[-1] == loaded.upstreams[upstream].aliases["".join(models) + "+"]
     assert loaded == config.loads(config.dumps(loaded))
 
 

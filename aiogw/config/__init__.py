@@ -72,6 +72,7 @@ class ServerConfig:
     drain_timeout_seconds: Seconds
     first_sign_seconds: SecondsOrNever
     sign_interval_seconds: Seconds
+    models_refresh_seconds: SecondsOrNever
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["text", "json"]
 

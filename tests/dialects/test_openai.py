@@ -17,7 +17,11 @@ from specimens import specimens
 
 from aiogw.canonical import CanonicalRequest, Engine, ModelCard, Operation, ResponseHead
 from aiogw.dialects.base import LocalEndpoint, RelayEndpoint
-from aiogw.dialects.openai import HELD_BYTES, MAX_COUNT, MAX_PART_HEAD_BYTES, MAX_PARTS, OPENAI, PassThrough
+from aiogw.dialects.openai import OPENAI
+from aiogw.dialects.openai.forms import MAX_PART_HEAD_BYTES, MAX_PARTS
+from aiogw.dialects.openai.requests import MAX_COUNT
+from aiogw.dialects.openai.responses import HELD_BYTES, PassThrough
+from aiogw.dialects.openai.terms import ReplyTerms
 from aiogw.errors import (
     ClientFault,
     Draining,
@@ -497,8 +501,19 @@ def test_any_form_is_read_or_refused(pieces: list[bytes], content_type: str) -> 
 EVENTS = "text/event-stream; charset=utf-8"
 
 
+TERMS = ReplyTerms(
+    upstream="reasoning",
+    stream=True,
+    must_finish=False,
+    accounting=False,
+    hide_usage=False,
+    reasoning_field="reasoning",
+    repeat_reasoning_as=None,
+)
+
+
 def encoder(content_type: str = EVENTS, *headers: tuple[str, str], content_length: int | None = None) -> PassThrough:
-    passing = PassThrough()
+    passing = PassThrough(TERMS)
     assert passing.head is None
     passing.begin(ResponseHead(status=200, content_type=content_type, content_length=content_length, headers=headers))
     return passing
@@ -602,7 +617,7 @@ def test_what_is_no_stream_is_not_held_back() -> None:
 
 def test_a_waiting_request_gives_no_sign() -> None:
     """Nothing is said before the upstream has spoken, so that a refusal can still be a status."""
-    passing = PassThrough()
+    passing = PassThrough(TERMS)
     assert b"" == passing.wait(3, 1.5)
     assert passing.head is None
 
@@ -628,7 +643,7 @@ def test_a_failure_that_has_no_form(content_type: str, content_length: int | Non
     passing = encoder(content_type, content_length=content_length)
     passing.feed(b"{", last=False)
     assert passing.fail(FULL, "req_1") is None
-    assert PassThrough().fail(FULL, "req_1") is None
+    assert PassThrough(TERMS).fail(FULL, "req_1") is None
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------

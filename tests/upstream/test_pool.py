@@ -54,7 +54,7 @@ async def upstream(rig: Rig) -> ScriptedUpstream:
 
 def begin(pool: UpstreamPool, outcome: Outcome, body: bytes = b"{}") -> UpstreamCall:
     """Send one request."""
-    return pool.post(pool.request_head("/v1/x", HEADERS, body), body, outcome)
+    return pool.send(pool.request_head("/v1/x", HEADERS, body), body, outcome)
 
 
 async def post(pool: UpstreamPool, body: bytes = b"{}") -> Outcome:
