@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,13 +10,6 @@ import pytest
 pytest.register_assert_rewrite("rig")
 
 from rig import SURFACES, Rig, Surface, rigged  # noqa: E402 - after its asserts have been announced
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _cheap_collections() -> None:
-    """The rig collects garbage after every test, to hear of what was never awaited: let it look only at what is new."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

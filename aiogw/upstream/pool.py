@@ -201,7 +201,7 @@ class UpstreamPool:
                 if target.path is not None:
                     await loop.create_unix_connection(lambda: connection, target.path)
                 else:
-                    await loop.create_connection(lambda: connection, target.host, target.port, ssl=target.ssl_context)
+                    await self._open(connection)
         except TimeoutError:
             connection.abort()
             raise self._unavailable(f"no connection within {self._connect_timeout_seconds:g} s") from None
@@ -213,6 +213,30 @@ class UpstreamPool:
             connection.abort()
             raise
         return connection
+
+    async def _open(self, connection: Connection) -> None:
+        """Connect to the first of the host's addresses that takes it; raises OSError.
+
+        The name is resolved here: a cancelled create_connection leaves its look-up behind, whose failure would then be
+        logged as an exception that nobody has fetched (uvloop 0.23).
+        """
+        loop = asyncio.get_running_loop()
+        target = self._target
+        failure: OSError | None = None
+        for *_, address in await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM):
+            try:
+                await loop.create_connection(
+                    lambda: connection,
+                    str(address[0]),
+                    target.port,
+                    ssl=target.ssl_context,
+                    server_hostname=target.host if target.ssl_context is not None else None,
+                )
+            except OSError as error:
+                failure = error
+            else:
+                return
+        raise failure or OSError("the name has no address")
 
     def connection_idle(self, connection: Connection) -> None:
         if self._closed:

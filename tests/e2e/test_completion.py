@@ -20,7 +20,7 @@ from rig import (
     answer,
     chunk,
     eventually,
-    everywhere,
+    everywhere_both_ways,
     framed,
     head,
     whole,
@@ -34,7 +34,7 @@ ANSWERED = sorted(
 )
 
 
-@everywhere
+@everywhere_both_ways
 async def test_an_answer_reaches_the_client(rig: Rig, surface: Surface, stream: bool, process: bool) -> None:
     """The model's text comes to the client in its surface's form, and the slot is free afterwards."""
     upstream = await rig.upstream(answer)

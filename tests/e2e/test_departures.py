@@ -22,6 +22,7 @@ from rig import (
     chunk,
     eventually,
     everywhere,
+    everywhere_both_ways,
     request_bytes,
     whole,
 )
@@ -190,7 +191,7 @@ async def test_leaving_behind_requests_that_nobody_reads(rig: Rig, process: bool
 # -- at the upstream ------------------------------------------------------------------------------------------------
 
 
-@everywhere
+@everywhere_both_ways
 @pytest.mark.parametrize("how", WAYS)
 async def test_leaving_before_the_first_byte(rig: Rig, surface: Surface, stream: bool, process: bool, how: str) -> None:
     """A client that leaves while the upstream still thinks: the upstream sees the close, the slot is used again."""

@@ -21,6 +21,7 @@ from rig import (
     chunk,
     eventually,
     everywhere,
+    everywhere_both_ways,
     framed,
 )
 
@@ -90,7 +91,7 @@ async def test_the_upstream_is_paused_at_the_limit(rig: Rig) -> None:
     await eventually(lambda: exchange.aborted, what="the upstream sees the close")
 
 
-@everywhere
+@everywhere_both_ways
 async def test_a_slow_reader_does_not_hold_its_slot(rig: Rig, surface: Surface, stream: bool, process: bool) -> None:
     """When the upstream has finished, the next request is sent, even if the client has not read a byte yet."""
     text = "y" * 5 * MEGABYTE

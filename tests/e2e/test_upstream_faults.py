@@ -22,6 +22,7 @@ from rig import (
     RunningGateway,
     Surface,
     everywhere,
+    everywhere_both_ways,
     framed,
     head,
     vllm_error,
@@ -37,7 +38,7 @@ async def outcome(gateway: RunningGateway, code: str, status: int) -> None:
 # -- before the first byte: a status can still be said --------------------------------------------------------------
 
 
-@everywhere
+@everywhere_both_ways
 async def test_nobody_listens(rig: Rig, surface: Surface, stream: bool, process: bool) -> None:
     """A refused connection is a 503 that says so and when to come back, and not a bad gateway."""
     with closed_port() as url:
@@ -147,7 +148,7 @@ async def test_broken_before_the_answer_of_the_daemon(rig: Rig, surface: Surface
     await rig.check_usable(gateway, upstream)
 
 
-@everywhere
+@everywhere_both_ways
 async def test_silent_from_the_start(rig: Rig, surface: Surface, stream: bool, process: bool) -> None:
     """An upstream that says nothing for first_byte_timeout_seconds is let go with a 504; it sees the close."""
     upstream = await rig.upstream()

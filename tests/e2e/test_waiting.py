@@ -21,7 +21,7 @@ from rig import (
     Surface,
     answer,
     eventually,
-    everywhere,
+    everywhere_both_ways,
     upstream_table,
 )
 
@@ -169,7 +169,7 @@ async def test_a_request_on_the_finished_clients_own_connection_goes_to_the_end(
 # -- deadline -------------------------------------------------------------------------------------------------------
 
 
-@everywhere
+@everywhere_both_ways
 async def test_waiting_too_long(rig: Rig, surface: Surface, stream: bool, process: bool) -> None:
     """A request that has waited for queue_timeout_seconds is refused with 503, and is never sent after that."""
     upstream = await rig.upstream()
@@ -239,11 +239,11 @@ async def test_deadline_and_grant_in_one_moment(rig: Rig) -> None:
     gateway = await rig.gateway(upstream, queue_timeout_seconds=0.03, queue_limit=1)
     statuses = []
     sent = []
-    for number in range(60):
+    for number in range(40):
         client = await rig.client(gateway)
         holder = await rig.post(gateway, OPENAI, 1000 + number)
         exchange = await upstream.tagged(1000 + number)
-        asyncio.get_running_loop().call_later(0.02 + 0.0004 * (number % 50), exchange.answer)
+        asyncio.get_running_loop().call_later(0.02 + 0.0006 * (number % 30), exchange.answer)
         await client.post(OPENAI.path, OPENAI.body(number))
         response = asyncio.ensure_future(client.response())
         assert (await holder.response()).status == 200
@@ -278,7 +278,7 @@ async def test_a_hundred_waits_that_end_in_time_outs(rig: Rig, surface: Surface)
 # -- full -----------------------------------------------------------------------------------------------------------
 
 
-@everywhere
+@everywhere_both_ways
 async def test_a_full_queue_refuses_at_once(rig: Rig, surface: Surface, stream: bool, process: bool) -> None:
     """When slots and queue are full, a request is refused at once, in its surface's shape, with a time to come back."""
     upstream = await rig.upstream()
