@@ -292,7 +292,7 @@ async def test_a_slow_client_is_not_given_up(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(30):
         if "client_stalled" in client.told:
             break
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # its pace
         client.transport.unsent += 1
     assert client.told == ["full", "client_stalled"]
 

@@ -93,6 +93,7 @@ GOLDEN = {
     "aiogw_queue_oldest_wait_seconds": ("gauge", {"upstream"}),
     "aiogw_grants_total": ("counter", {"upstream"}),
     "aiogw_refusals_total": ("counter", {"upstream", "reason"}),
+    "aiogw_tokens_total": ("counter", {"upstream", "kind"}),
     "aiogw_draining": ("gauge", set()),
     "aiogw_build_info": ("gauge", {"version", "python"}),
 }

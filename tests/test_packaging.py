@@ -61,7 +61,8 @@ def test_shipped_configuration_has_the_documented_keys() -> None:
     admission = config["upstreams"]["reasoning"]["admission"]
     assert (admission["engine_slots"], admission["cap"]) == (8, 6)
     assert config["upstreams"]["embeddings"]["admission"] == "unlimited"
-    assert set(config["upstreams"]["reasoning"]) == set(config["upstreams"]["embeddings"])
+    optional = {"aliases", "dialect"}
+    assert set(config["upstreams"]["reasoning"]) == set(config["upstreams"]["embeddings"]) | optional
 
 
 @pytest.mark.parametrize("setting", ["ExecStartPre", "ExecStart"])

@@ -433,7 +433,7 @@ def test_the_model_part_of_a_form(body: bytes, content_type: str) -> None:
         (form(MODEL), "multipart/form-data; boundary=other", "its multipart boundary does not occur in it"),
         (b"", FORM, "its multipart boundary does not occur in it"),
         (b"--b0undary\r\n" + MODEL, FORM, "its last multipart part has no end"),
-        (form(*[part('name="x"', b"y")] * (MAX_PARTS + 1), MODEL), FORM, "multipart parts before one named model"),
+        (form(*[part('name="x"', b"y")] * (MAX_PARTS + 1), MODEL), FORM, "multipart parts before the one named model"),
     ],
 )
 def test_a_form_that_cannot_be_read(body: bytes, content_type: str, message: str) -> None:

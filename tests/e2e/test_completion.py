@@ -73,7 +73,8 @@ async def test_a_real_answer_passes_byte_for_byte(rig: Rig, name: str, piece: in
     upstream = await rig.upstream(replay)
     gateway = await rig.gateway(upstream, cap=2)
     client = await rig.client(gateway)
-    path = "/v1/completions" if name.startswith("completions") else "/v1/chat/completions"
+    operation = name.partition("-")[0]
+    path = f"/v1/{operation}" if operation in ("completions", "responses") else "/v1/chat/completions"
     await client.post(path, request)
     response = await client.response()
 

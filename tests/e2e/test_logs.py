@@ -45,6 +45,8 @@ async def test_a_line_in_text(rig: Rig) -> None:
         "duration_seconds",
         "request_bytes",
         "response_bytes",
+        "prompt_tokens",
+        "completion_tokens",
         "status",
         "outcome",
     ]
@@ -54,6 +56,7 @@ async def test_a_line_in_text(rig: Rig) -> None:
     assert (told["status"], told["outcome"], told["position"]) == ("200", "completed", "0")
     assert int(told["request_bytes"]) == len(ANTHROPIC.body(1, stream=True))
     assert int(told["response_bytes"]) > 100
+    assert (told["prompt_tokens"], told["completion_tokens"]) == ("20", "2")
     assert 0 <= float(told["first_byte_seconds"]) <= float(told["duration_seconds"]) < 5
 
 

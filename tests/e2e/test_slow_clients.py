@@ -7,6 +7,7 @@ import time
 
 import pytest
 from rig import (
+    DONE,
     FIRST_EVENT,
     OPENAI,
     STREAM,
@@ -128,7 +129,7 @@ async def test_a_slow_reader_gets_everything(rig: Rig, pause: float) -> None:
     exchange.begin_stream()
     for event in events:
         exchange.event(event)
-    exchange.end_stream()
+    exchange.end_stream(DONE)
     response = await client.read_head()
     received = b""
     while data := await client.read_chunk():
@@ -137,7 +138,7 @@ async def test_a_slow_reader_gets_everything(rig: Rig, pause: float) -> None:
             await asyncio.sleep(pause)
 
     assert response.status == 200
-    assert b"".join(events) == received
+    assert b"".join(events) + DONE == received
     await gateway.record(outcome="completed")
 
 
@@ -148,13 +149,13 @@ async def test_a_steady_slow_reader_is_not_given_up(rig: Rig) -> None:
     client = await slow_client(rig, gateway, OPENAI, 1, stream=True)
     exchange = await upstream.exchange(0)
     await flood(exchange, 8)
-    exchange.end_stream()
+    exchange.end_stream(DONE)
     response = await client.read_head()
     began_at = time.monotonic()
     # A second of slow reading, three times the limit, then the rest.
     while time.monotonic() - began_at < 1:
         response.body += await client.read_chunk()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # its pace
     await client.read_body(response)
     assert response.complete
     assert response.body.count(LONG_EVENT) == 8 * MEGABYTE // len(LONG_EVENT)
@@ -167,7 +168,7 @@ async def test_the_upstreams_time_does_not_run_while_it_is_paused(rig: Rig) -> N
     client = await slow_client(rig, gateway, OPENAI, 1, stream=True)
     exchange = await upstream.exchange(0)
     await flood(exchange, 24)
-    exchange.end_stream()
+    exchange.end_stream(DONE)
     await asyncio.sleep(0.8)  # four times the limit
     response = await client.response()
     assert response.complete

@@ -429,11 +429,11 @@ async def test_a_slow_stream_is_not_a_silent_one(rig: Rig) -> None:
     for _ in range(9):
         await asyncio.sleep(0.1)  # the pace of this upstream
         exchange.event(STREAM[1])
-    exchange.end_stream()
+    exchange.end_stream(DONE)
     response = await client.response()
 
     assert response.complete
-    assert STREAM[1] * 9 == response.body
+    assert STREAM[1] * 9 + DONE == response.body
 
 
 def short_length(exchange: Exchange) -> None:

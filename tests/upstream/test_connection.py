@@ -515,7 +515,7 @@ async def test_framing_is_not_data() -> None:
         if outcome.over.is_set():
             break
         wire.receive(b"y")
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # its pace
     assert isinstance(outcome.error, UpstreamTimeout)
 
 
@@ -532,7 +532,7 @@ async def test_a_paused_connection_is_not_a_silent_one() -> None:
     wire.connection.resume_reading()
     wire.connection.resume_reading()
     assert wire.transport.reading
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # less than the limit, which runs anew
     wire.receive(b"llo")
     assert outcome.ended
 

@@ -42,6 +42,12 @@ def test_messages_become_chat_completions() -> None:
     assert ANTHROPIC.endpoint("POST", "/llm/v1/messages") == endpoint
 
 
+def test_counting_asks_the_upstream_to_tokenize() -> None:
+    """Q1, M1: a POST as well, and the one other thing an upstream is asked for."""
+    endpoint = RelayEndpoint(operation=Operation.TOKENIZE, path="/tokenize")
+    assert ANTHROPIC.endpoint("POST", "/llm/v1/messages/count_tokens") == endpoint
+
+
 @pytest.mark.parametrize("path", ["/llm", "/llm/"])
 def test_a_head_on_the_mount_is_answered(path: str) -> None:
     """Q1: without a body and without an upstream; a GET there is a 404."""
@@ -55,6 +61,7 @@ def test_a_head_on_the_mount_is_answered(path: str) -> None:
     [
         ("GET", "/llm/v1/messages", "POST"),
         ("DELETE", "/llm/v1/messages", "POST"),
+        ("GET", "/llm/v1/messages/count_tokens", "POST"),
         ("POST", "/llm/v1/models", "GET, HEAD"),
         ("DELETE", "/llm/v1/models/org/b", "GET, HEAD"),
     ],
@@ -69,7 +76,6 @@ def test_a_wrong_method_is_told(method: str, path: str, allowed: str) -> None:
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("/llm/v1/messages/count_tokens", "Token counting is not offered"),
         ("/llm/v1/v1/messages", "without /v1"),
         ("/llm/messages", "/llm/v1/messages"),
         ("/llm/models/x", "/llm/v1/models/x"),
@@ -84,7 +90,7 @@ def test_a_wrong_method_is_told(method: str, path: str, allowed: str) -> None:
     ],
 )
 def test_what_there_is_not_comes_with_a_hint(path: str, hint: str) -> None:
-    """Q1, M2, E19: counting is a 404 and not a 0, and the usual wrong base URLs are recognised."""
+    """Q1, E19: a 404, and the usual wrong base URLs are recognised."""
     with pytest.raises(UnknownEndpoint) as caught:
         ANTHROPIC.endpoint("POST", path)
     assert hint in caught.value.hint
