@@ -62,7 +62,7 @@ class Catalogue:
                 async with asyncio.timeout(ASK_TIMEOUT_SECONDS):
                     cards = await ask(upstream, pool)
             except (GatewayError, TimeoutError) as error:
-                log.info("no model list from the upstream %s: %s", upstream, error or "it took too long")
+                log.info("no model list from the upstream %s: %s", upstream, str(error) or "it took too long")
             else:
                 self._learn(upstream, cards)
             await asyncio.sleep(self._every_seconds)
@@ -71,16 +71,16 @@ class Catalogue:
 async def ask(upstream: str, pool: UpstreamPool) -> list[dict[str, Any]]:
     """The upstream's model cards; raises UpstreamFault."""
     answer = _Answer(upstream)
-    # A connection of its own: one that was kept from here could be dead by the time a client's request needs it.
+    # A connection of its own, before and after: those that are kept are for requests that hold a slot.
     head = pool.request_head("/v1/models", [("accept", "application/json"), ("connection", "close")], b"", method="GET")
-    call = pool.send(head, b"", answer)
+    call = pool.send(head, b"", answer, fresh=True)
     try:
         body = await answer.body
     finally:
         call.abort()
     try:
         return _list_decoder.decode(body).data
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UpstreamBroken(upstream=upstream, reason=f"its list of models is not one ({error})") from None
 
 

@@ -10,6 +10,9 @@ from attrs import evolve, frozen
 from aiogw.canonical import Engine, ModelCard
 from aiogw.errors import UnknownModel
 
+# The last second that has a date: anything later is no Unix time in seconds.
+LATEST = 253_402_300_799
+
 
 @frozen(kw_only=True)
 class Route:
@@ -28,7 +31,8 @@ class Routes:
     """The routes by the model name a client uses."""
 
     def __init__(self, routes: Iterable[Route], *, created: int) -> None:
-        self._routes = {route.model: route for route in routes}
+        self._configured = {route.model: route for route in routes}
+        self._routes = dict(self._configured)
         self._created = created
         self._cards: dict[str, dict[str, Mapping[str, Any]]] = {}
         self.models = self._list_models()
@@ -39,10 +43,11 @@ class Routes:
         Only adds to what the configuration says; a model it does not name is not served, whoever shows it.
         """
         self._cards[upstream] = {card["id"]: card for card in cards if isinstance(card.get("id"), str)}
-        for model, route in self._routes.items():
+        for model, route in self._configured.items():
             length = self._card(route).get("max_model_len")
-            if route.upstream == upstream and route.engine.max_model_len is None and type(length) is int and length > 0:
-                self._routes[model] = evolve(route, engine=evolve(route.engine, max_model_len=length))
+            if route.upstream == upstream and route.engine.max_model_len is None:
+                known = length if type(length) is int and length > 0 else None
+                self._routes[model] = evolve(route, engine=evolve(route.engine, max_model_len=known))
         self.models = self._list_models()
 
     def _card(self, route: Route) -> Mapping[str, Any]:
@@ -56,7 +61,7 @@ class Routes:
         created = members.get("created")
         return ModelCard(
             id=route.model,
-            created=created if type(created) is int else self._created,
+            created=created if type(created) is int and 0 <= created <= LATEST else self._created,
             max_model_len=route.engine.max_model_len,
             alias_of=route.engine.model if route.engine.model != route.model else None,
             members=members,

@@ -7,8 +7,9 @@ a socket nor another dialect.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 from attrs import frozen
 
 from aiogw.canonical import CanonicalRequest, Document, Engine, ModelCard, Operation, ResponseHead, TokenUsage
@@ -125,6 +126,15 @@ class Dialect(Protocol):
     def render_error(self, error: GatewayError, request_id: str) -> Document:
         """The error document of this surface, total over every leaf of the error tree."""
         ...
+
+
+def encode_body(document: Any) -> bytes:
+    """``document`` as the JSON body of a canonical request, which may wait for minutes.
+
+    A copy of what msgspec makes, which keeps the whole block it grew while writing, up to twice as much (0.23: 24 KiB
+    for 16 KiB of text).
+    """
+    return bytes(memoryview(msgspec.json.encode(document)))
 
 
 def error_headers(error: GatewayError) -> tuple[tuple[str, str], ...]:

@@ -64,8 +64,8 @@ class UpstreamCall:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        connection = self._pool.take()
+    def start(self, *, fresh: bool) -> None:
+        connection = None if fresh else self._pool.take()
         if connection is not None:
             self._send(connection)
         else:
@@ -91,7 +91,8 @@ class UpstreamCall:
     # -- what the connection tells ----------------------------------------------------------------------------------
 
     def response_step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
-        self._body = b""  # it will not be sent again, and may be large
+        if head is not None:
+            self._body = b""  # it will not be sent again, and may be large
         if ended:
             self._connection = None
         if self._listener is not None:
@@ -164,10 +165,10 @@ class UpstreamPool:
         )
         return head.encode("utf-8", "surrogateescape")
 
-    def send(self, head: bytes, body: bytes, listener: ResponseListener) -> UpstreamCall:
-        """Send a request; on a kept connection it is on the wire before this returns."""
+    def send(self, head: bytes, body: bytes, listener: ResponseListener, *, fresh: bool = False) -> UpstreamCall:
+        """Send a request; on a kept connection, which ``fresh`` forbids, it is on the wire before this returns."""
         call = UpstreamCall(self, head, body, listener)
-        call.start()
+        call.start(fresh=fresh)
         return call
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -272,11 +271,9 @@ def test_a_body_that_cannot_be_read(body: bytes, reason: str) -> None:
 @pytest.mark.parametrize(
     "start", [b"[", b'{"a":', b'{"model":"reasoning","prompt":[', b'{"a":NaN,"b":[', b'[{"a":'], ids=repr
 )
-def test_deep_nesting_is_refused_and_quickly(start: bytes) -> None:
+def test_deep_nesting_is_refused(start: bytes) -> None:
     """A hundred thousand open brackets are one bad request, and no more than that."""
-    started = time.perf_counter()
     assert isinstance(fault(start * 100_000, path="/v1/completions"), MalformedBody)
-    assert time.perf_counter() - started < 1
 
 
 @pytest.mark.parametrize("depth", range(0, 1000, 37))
@@ -471,14 +468,26 @@ def test_a_form_without_a_model(body: bytes) -> None:
     ],
     ids=["one-endless-head", "many-parts", "only-delimiters", "only-blank-lines"],
 )
-def test_a_hostile_form_takes_no_time(body: bytes) -> None:
+def test_a_hostile_form_is_searched_once(body: bytes) -> None:
     """Reading a form of eight megabytes does not hold up everybody else, whatever is in it."""
-    started = time.perf_counter()
+    counted = Searched(body)
     try:
-        decode(body, path=AUDIO, content_type=FORM)
+        decode(counted, path=AUDIO, content_type=FORM)
     except ClientFault:
         pass
-    assert time.perf_counter() - started < 1
+    assert counted.searched <= 2 * len(body)
+
+
+class Searched(bytes):
+    """Counts how many of its bytes are searched."""
+
+    searched = 0
+
+    def find(self, sub: Any, start: Any = 0, end: Any = None) -> int:
+        end = len(self) if end is None else min(end, len(self))
+        found = super().find(sub, start, end)
+        self.searched += (end if found < 0 else found) - start
+        return found
 
 
 @settings(deadline=None, max_examples=300)
@@ -613,13 +622,6 @@ def test_what_is_no_stream_is_not_held_back() -> None:
     assert [b'{"a', b'":1}\n\nx', b""] == [
         passing.feed(piece, last=last) for piece, last in ((b'{"a', False), (b'":1}\n\nx', False), (b"", True))
     ]
-
-
-def test_a_waiting_request_gives_no_sign() -> None:
-    """Nothing is said before the upstream has spoken, so that a refusal can still be a status."""
-    passing = PassThrough(TERMS)
-    assert b"" == passing.wait(3, 1.5)
-    assert passing.head is None
 
 
 FULL = QueueFull(upstream="reasoning", retry_after_seconds=9, cap=6, queue_limit=8)

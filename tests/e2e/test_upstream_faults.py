@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from rig import (
     ANTHROPIC,
+    DONE,
     FIRST_EVENT,
     LAST_CHUNK,
     OPENAI,

@@ -22,7 +22,8 @@ CHARACTERS_PER_TOKEN = 4
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 
 _COUNTED = ("messages", "tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
-_IMAGE = re.compile(rb'"data:image/[^"]*"')
+# As messages.py writes it; in text that says the same, the quotes are escaped.
+_IMAGE = re.compile(rb'"image_url":\{"url":"[^"]*"\}')
 
 
 class _Tokenized(msgspec.Struct):
@@ -69,8 +70,10 @@ class CountEncoder:
             return b""
         try:
             tokens = _tokenized.decode(self._received).count
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise UpstreamBroken(upstream=self._upstream, reason=f"its count is none ({error})") from None
+        if tokens < 1:
+            raise UpstreamBroken(upstream=self._upstream, reason=f"its count is {tokens}")
         document = count_document(tokens)
         self.head = ResponseHead(
             status=document.status, content_type=document.content_type, content_length=len(document.body)

@@ -17,7 +17,7 @@ from aiogw.dialects.anthropic.messages import Message, conversation
 from aiogw.dialects.anthropic.parsing import NULL, checked, is_null, read
 from aiogw.dialects.anthropic.terms import ReplyTerms
 from aiogw.dialects.anthropic.tools import ToolChoice, tool_members
-from aiogw.dialects.base import FindEngine
+from aiogw.dialects.base import FindEngine, encode_body
 from aiogw.errors import InvalidField, quoted
 
 _EFFORTS_ABOVE_HIGH = ("xhigh", "max")
@@ -100,7 +100,7 @@ def translate(body: bytes, *, path: str, surface: str, find_engine: FindEngine) 
             model=request.model,
             stream=bool(request.stream),
             sequences=1,
-            body=msgspec.json.encode(document),
+            body=encode_body(document),
             content_type="application/json",
             path=path,
             surface=surface,

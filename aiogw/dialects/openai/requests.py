@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from aiogw.canonical import CanonicalRequest, Engine, Operation
-from aiogw.dialects.base import FindEngine, RelayEndpoint
+from aiogw.dialects.base import FindEngine, RelayEndpoint, encode_body
 from aiogw.dialects.openai import forms
 from aiogw.dialects.openai.terms import ReplyTerms
 from aiogw.errors import InvalidField, MalformedBody
@@ -212,4 +212,8 @@ def _options_with_usage(options: msgspec.Raw | None) -> msgspec.Raw | None:
 
 
 def _join(members: Mapping[str, msgspec.Raw]) -> bytes:
-    return msgspec.json.encode(members)
+    try:
+        return encode_body(members)
+    except UnicodeEncodeError:
+        # A name with half a character in it, which only the lenient parser lets in.
+        return b"{%b}" % b",".join(json.dumps(name).encode() + b":" + bytes(raw) for name, raw in members.items())

@@ -23,6 +23,8 @@ ACCOUNTED_BYTES = 1 << 20
 # What comes down besides the content type; the rest speaks about the upstream, not about the answer.
 _KEPT_HEADERS = ("cache-control", "content-encoding", "content-disposition")
 _EVENT_STREAM = "text/event-stream"
+_ID = re.compile(rb"^id:|[\r\n]id:")
+_ERROR = re.compile(rb'"error"\s*:\s*(?!null)')
 _EVENT = re.compile(rb".*?(?:\n\n|\r\n\r\n|\r\r)|.+\Z", re.DOTALL)
 
 
@@ -56,6 +58,7 @@ class PassThrough:
         self._in_event = False
         self._has_ids = False
         self._finished = not terms.must_finish
+        self._passed = b""
         self._unsent = b""
         self._whole: list[bytes] = []
         self._whole_bytes = 0
@@ -90,13 +93,14 @@ class PassThrough:
             self._in_event = False
         if not self._finished:
             self._finished = b'"finish_reason":"' in data or b"[DONE]" in data or b'"finish_reason": "' in data
-        if not self._has_ids and (data.startswith(b"id:") or b"\nid:" in data):
+        if not self._has_ids and b"id:" in data and _ID.search(data):
             self._has_ids = True
         if self._looks and (b'"usage"' in data or b'"delta"' in data):
             data = b"".join([self._look(event) for event in _EVENT.findall(data)])
-        if last and not self._finished and b'"error"' not in data:
+        if last and not self._finished and not _ERROR.search(data or self._passed):
             self._unsent = data
             raise self._broken("its stream ended without a finish reason")
+        self._passed = data
         return data
 
     def wait(self, position: int, estimated_seconds: float | None) -> bytes:
@@ -173,7 +177,7 @@ class PassThrough:
         """Note the usage ``document`` tells, if it does."""
         try:
             found = _document_decoder.decode(document)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
         if found.usage is None:
             return None
@@ -193,7 +197,7 @@ class PassThrough:
                 if second is not None and name in held and second not in held:
                     held[second] = held[name]
                     choice[holder] = msgspec.Raw(msgspec.json.encode(held))
-        except (msgspec.DecodeError, KeyError):
+        except (msgspec.DecodeError, RecursionError, KeyError):
             return document
         members["choices"] = msgspec.Raw(msgspec.json.encode(choices))
         return msgspec.json.encode(members)
