@@ -48,7 +48,9 @@ def pool_of(upstream: ScriptedUpstream) -> UpstreamPool:
 def listing(exchange: Exchange) -> None:
     """A script: the list for who asks for it, the standard answer for the rest."""
     if exchange.request.target == "/v1/models":
-        exchange.answer(LIST)
+        # As it was asked to, and as uvicorn does.
+        exchange.answer(LIST, "connection: close")
+        exchange.close()
     else:
         answer(exchange)
 
