@@ -54,6 +54,7 @@ class Gateway:
         self._stop_now = asyncio.Event()
         self._stopping = asyncio.Event()
         self._runners: list[web.AppRunner] = []
+        self._socket_files: list[str] = []
         self._serving = False
         loop = asyncio.get_running_loop()
         server = config.server
@@ -207,15 +208,17 @@ class Gateway:
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
             raise CannotListen(f"cannot listen on {address}: {reason or error}") from None
+        if address.path is not None:
+            self._socket_files.append(address.path)
         for bound in runner.addresses:
             where = ListenAddress(path=bound) if isinstance(bound, str) else ListenAddress(host=bound[0], port=bound[1])
             log.info("%s on %s", purpose, where if where.path is not None else f"http://{where}")
 
     def _remove_socket_files(self) -> None:
-        for address in (self._config.server.listen, self._config.server.admin_listen):
-            if address.path is not None:
-                with contextlib.suppress(OSError):
-                    Path(address.path).unlink()
+        # Only those that were made here: what is in the way of a start may be a file, or another gateway's socket.
+        for path in self._socket_files:
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
 
 
 def make_runner(application: web.Application) -> web.AppRunner:

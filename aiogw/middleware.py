@@ -142,7 +142,8 @@ async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
     """The whole body, decoded; raises BodyTooLarge, MalformedBody."""
     if request.content_length is not None and request.content_length > max_body_bytes:
         raise BodyTooLarge(limit_bytes=max_body_bytes)
-    if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
+    asks = request.version >= (1, 1) and request.headers.get("expect", "").lower() == "100-continue"
+    if asks and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     pieces: list[bytes] = []
     size = 0

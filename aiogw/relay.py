@@ -188,7 +188,11 @@ class RelayedRequest:
         if not self.stream.started:
             self._ended.set_result(error)
             return
-        told = self._encoder.fail(error, self._record.request_id)
+        try:
+            told = self._encoder.fail(error, self._record.request_id)
+        except Exception:
+            log.exception("request %s could not be told what had failed", self._record.request_id)
+            told = None
         if told is None:
             self.stream.break_off()
         else:

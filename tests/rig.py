@@ -31,6 +31,8 @@ import tomli_w
 from aiogw import config as aiogw_config
 from aiogw.app import Gateway
 from aiogw.canonical import ResponseHead
+from aiogw.dialects import DIALECTS
+from aiogw.dialects.base import Dialect
 from aiogw.errors import UpstreamFault
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts" / "vllm-0.32"
@@ -867,9 +869,9 @@ class RunningGateway:
 class InProcessGateway(RunningGateway):
     """In the test's own loop, which is asyncio's; through the composition root, so with the real runner."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, dialects: tuple[Dialect, ...]) -> None:
         super().__init__()
-        self._gateway = Gateway(aiogw_config.loads(text))
+        self._gateway = Gateway(aiogw_config.loads(text), dialects=dialects)
         self._errors: list[str] = []
         self._handler = _Collect(self)
         self._logger = logging.getLogger()
@@ -1032,6 +1034,7 @@ class Rig:
         upstream: ScriptedUpstream | str,
         *,
         process: bool = False,
+        dialects: tuple[Dialect, ...] = DIALECTS,
         others: Mapping[str, Mapping[str, Any]] | None = None,
         server: Mapping[str, Any] | None = None,
         **changes: Any,
@@ -1039,7 +1042,7 @@ class Rig:
         """A gateway before ``upstream``, or an address; ``changes`` are keys of its table, ``server`` of [server]."""
         url = upstream if isinstance(upstream, str) else upstream.url
         tables = {"reasoning": upstream_table(url, **changes)} | dict(others or {})
-        return await self.start(configuration(tables, **(server or {})), process=process)
+        return await self.start(configuration(tables, **(server or {})), process=process, dialects=dialects)
 
     async def daemon(self, upstream: ScriptedUpstream | str, **options: Any) -> Daemon:
         gateway = await self.gateway(upstream, process=True, **options)
@@ -1050,13 +1053,13 @@ class Rig:
         """The test has stopped ``gateway`` itself."""
         self._gateways.remove(gateway)
 
-    async def start(self, text: str, *, process: bool) -> RunningGateway:
+    async def start(self, text: str, *, process: bool, dialects: tuple[Dialect, ...] = DIALECTS) -> RunningGateway:
         gateway: RunningGateway
         if process:
             path = self.config_file(text)
             gateway = Daemon(path)
         else:
-            gateway = InProcessGateway(text)
+            gateway = InProcessGateway(text, dialects)
         await gateway.start()  # type: ignore[attr-defined]
         self._gateways.append(gateway)
         return gateway

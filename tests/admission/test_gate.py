@@ -677,7 +677,7 @@ def test_who_heads_the_queue_is_refused_as_well() -> None:
 def test_a_full_queue_is_called_full_however_slow_the_upstream() -> None:
     """Where there is no place, that is the reason."""
     house = House(queue_timeout_seconds=60, queue_limit=1)
-    measure(house, held_seconds=50, times=ENOUGH)
+    measure(house, held_seconds=100, times=ENOUGH)
     house.fill("abc")
     assert isinstance(refused(house), QueueFull)
 

@@ -38,6 +38,15 @@ async def test_an_old_client(rig: Rig, surface: Surface, stream: bool) -> None:
     assert await client.ended()
 
 
+async def test_an_old_client_that_asks_first(rig: Rig) -> None:
+    """HTTP/1.0 has no interim answers, so a client that speaks it never gets one (RFC 9110, 10.1.1)."""
+    upstream = await rig.upstream(answer)
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    await client.request("POST", OPENAI.path, OPENAI.body(), "expect: 100-continue", version="1.0")
+    assert (await client.response()).status == 200
+
+
 async def test_an_old_client_that_wants_to_stay(rig: Rig) -> None:
     """HTTP/1.0 with keep-alive gets a right answer, whether or not the connection stays."""
     upstream = await rig.upstream(answer)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 import sys
 from pathlib import Path
 
 import pytest
-from rig import OPENAI, Rig, Surface, answer, configuration, upstream_table
+from rig import OPENAI, Rig, Surface, answer, configuration, eventually, upstream_table
 
 
 def has_ipv6() -> bool:
@@ -140,6 +141,31 @@ async def test_an_address_that_cannot_be_listened_on(rig: Rig, address: str, rea
     assert reason in last
 
 
+async def test_a_file_in_the_way_of_a_socket(rig: Rig, tmp_path: Path) -> None:
+    """A file that is no socket keeps the gateway from starting, and is still there afterwards."""
+    path = tmp_path / "precious"
+    path.write_text("data")
+    text = configuration({"reasoning": upstream_table("http://127.0.0.1:1")}, listen=f"unix:{path}")
+    code, told = await run_until_exit(rig.config_file(text))
+    assert code == 1
+    assert "Traceback" not in told
+    assert path.read_text() == "data"
+
+
+async def test_a_second_start_by_mistake(rig: Rig, tmp_path: Path) -> None:
+    """A gateway that cannot start, because another one runs with its configuration, leaves that one's sockets alone."""
+    upstream = await rig.upstream(answer)
+    admin = f"unix:{tmp_path}/admin.sock"
+    running = await rig.daemon(upstream, server={"admin_listen": admin})
+    assert not isinstance(running.address, str)
+    listen = f"127.0.0.1:{running.address[1]}"
+    text = configuration({"reasoning": upstream_table(upstream.url)}, listen=listen, admin_listen=admin)
+    code, _ = await run_until_exit(rig.config_file(text))
+    assert code == 1
+    assert (await running.admin("/readyz")).status == 200
+    assert (await rig.ask(running, OPENAI)).status == 200
+
+
 async def test_a_configuration_with_faults(rig: Rig) -> None:
     """A faulty configuration ends the daemon with 2 and one line for each fault, before anything is listened on."""
     text = configuration({"reasoning": upstream_table("http://127.0.0.1:1", cap=8, queue_limit=-1)})
@@ -149,6 +175,28 @@ async def test_a_configuration_with_faults(rig: Rig) -> None:
     assert len(lines) == 2
     assert any(line.startswith("aiogw: upstreams.reasoning.admission.cap:") for line in lines)
     assert any(line.startswith("aiogw: upstreams.reasoning.admission.queue_limit:") for line in lines)
+
+
+async def test_more_clients_than_descriptors(rig: Rig) -> None:
+    """When descriptors run out clients are turned away, with a reason where there is a way; later all is as before."""
+    upstream = await rig.upstream(answer)
+    daemon = await rig.daemon(upstream)
+    limit = daemon.open_files + 10
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    clients = [await rig.client(daemon) for _ in range(40)]
+    await eventually(lambda: daemon.open_files >= limit - 1)
+    await clients[0].post(OPENAI.path, OPENAI.body(1))
+    response = await clients[0].response()
+    assert response.status == 503
+    assert "too many open files" in OPENAI.error(response)["message"]
+
+    for client in clients:
+        client.close()
+    await eventually(lambda: daemon.open_files < limit - 5)
+    assert (await rig.ask(daemon, OPENAI, 2)).status == 200
+    assert upstream.tags == [2]
+    # Running out is worth a line, but not one for every attempt.
+    assert len(daemon.lines) < 20
 
 
 async def test_a_signal_right_after_the_start(rig: Rig) -> None:
