@@ -15,7 +15,7 @@ from cattrs.errors import (
     IterableValidationNote,
 )
 
-from aiogw.config.values import Fault, shown, toml, upstream_address
+from aiogw.config.values import Fault, listen_address, shown, toml, upstream_address
 
 
 def value_faults(error: BaseException, path: str) -> Iterator[str]:
@@ -91,11 +91,18 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
             address_owner.setdefault(key, name)
         yield from _admission_faults(f"{path}.admission", table.get("admission"))
     server = raw.get("server")
-    if isinstance(server, dict) and server.get("listen") == server.get("admin_listen") and "listen" in server:
-        listen = server["listen"]
-        # Port 0 asks the kernel for a free port each time, so two of them are two places.
-        if not (isinstance(listen, str) and listen.endswith(":0")):
-            yield "server.admin_listen: the same address as server.listen"
+    if isinstance(server, dict):
+        yield from _listen_faults(server)
+
+
+def _listen_faults(server: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        listen, admin_listen = (listen_address(server.get(key), None) for key in ("listen", "admin_listen"))
+    except Fault:
+        return
+    # Port 0 asks the kernel for a free port each time, so two of them are two places.
+    if listen == admin_listen and listen.port != 0:
+        yield "server.admin_listen: the same address as server.listen"
 
 
 def _admission_faults(path: str, admission: Any) -> Iterator[str]:

@@ -188,7 +188,7 @@ def _host_and_port(authority: str, default_port: int | None) -> tuple[str, int]:
     return found["host"].rstrip(".").lower(), port
 
 
-def _listen_address(value: Any, _type: Any) -> ListenAddress:
+def listen_address(value: Any, _type: Any) -> ListenAddress:
     expected = 'expected "HOST:PORT", "[IPV6]:PORT" or "unix:/PATH"'
     if isinstance(value, str):
         if value.startswith("unix:/"):
@@ -242,7 +242,7 @@ def value_converter() -> cattrs.Converter:
     converter.register_structure_hook(Members, _members)
     converter.register_structure_hook(Aliases, _aliases)
     converter.register_structure_hook(bool, _boolean)
-    converter.register_structure_hook(ListenAddress, _listen_address)
+    converter.register_structure_hook(ListenAddress, listen_address)
     converter.register_structure_hook(UpstreamAddress, upstream_address)
     converter.register_structure_hook_func(lambda type_: getattr(type_, "__origin__", None) is Literal, _choice)
     return converter

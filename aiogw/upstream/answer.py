@@ -45,15 +45,25 @@ def _parse(body: bytes) -> Any:
 
 
 def _message(document: Any) -> str:
-    """The first text found in ``error.message``, ``error``, ``message``, ``detail``."""
+    """The first text found in ``error.message``, ``error``, ``message``, ``detail`` and FastAPI's list of details."""
     if not isinstance(document, dict):
         return ""
     error = document.get("error")
     candidates = (error.get("message") if isinstance(error, dict) else error, document.get("message"))
-    for text in (*candidates, document.get("detail")):
+    details = document.get("detail")
+    for text in (*candidates, details):
         if isinstance(text, str) and text:
             return text
-    return ""
+    if not isinstance(details, list):
+        return ""
+    return "; ".join(_detail(one) for one in details if isinstance(one, dict))
+
+
+def _detail(detail: dict[str, Any]) -> str:
+    """One entry of ``{"detail": [{"loc": ["body", "n"], "msg": "..."}]}``."""
+    where = detail.get("loc")
+    path = ".".join(str(step) for step in where) if isinstance(where, list) else ""
+    return f"{path}: {detail.get('msg', '')}".removeprefix(": ")
 
 
 def _clean(text: str) -> str:
