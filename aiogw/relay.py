@@ -296,20 +296,16 @@ class RelayedRequest:
         if self._ended.done():
             return
         interval = self._limits.sign_interval_seconds
-        started_at = self._record.granted_at or self._record.arrived_at
-        silent_since = self.stream.written_at
-        if silent_since is None and self._record.granted_at is not None:
-            silent_since = started_at
+        granted_at = self._record.granted_at
+        silent_since = self.stream.written_at or granted_at
         if silent_since is not None and (rest := silent_since + interval - time.monotonic()) > 0:
             self._sign_in(rest)
             return
-        waiting = self._record.granted_at is None and self._admission is not None
-        outlook = self._admission.outlook() if waiting and self._admission is not None else None
-        try:
-            out = self._encoder.wait(outlook.position if outlook else 0, outlook.estimated_seconds if outlook else None)
-        except GatewayError as error:
-            self.fail(error)
-            return
+        if granted_at is None and self._admission is not None:
+            outlook = self._admission.outlook()
+            out = self._encoder.wait(outlook.position, outlook.estimated_seconds)
+        else:
+            out = self._encoder.wait(0, None)
         self.stream.send(out, head=None if self.stream.started else self._encoder.head)
         self._sign_in(interval)
 

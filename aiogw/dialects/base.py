@@ -44,7 +44,7 @@ class ResponseEncoder(Protocol):
     """Turns one upstream response (always a 2xx) into what this dialect's client gets; holds the state of one request.
 
     The relay calls ``begin`` once, then ``feed`` with what has arrived, ``last`` with the final piece (which may be
-    empty).  All three of ``begin``, ``feed`` and ``wait`` may raise GatewayError when the upstream's answer is not what
+    empty).  ``begin`` and ``feed`` may raise GatewayError when the upstream's answer is not what
     this dialect can stand for.
 
     ``head`` is None until the encoder can vouch for the response; the relay starts the client's response with the first
