@@ -44,8 +44,8 @@ class ResponseEncoder(Protocol):
     """Turns one upstream response (always a 2xx) into what this dialect's client gets; holds the state of one request.
 
     The relay calls ``begin`` once, then ``feed`` with what has arrived, ``last`` with the final piece (which may be
-    empty).  ``begin`` and ``feed`` may raise GatewayError when the upstream's answer is not what
-    this dialect can stand for.
+    empty).  ``begin`` and ``feed`` may raise GatewayError when the upstream's answer is not what this dialect can stand
+    for.
 
     ``head`` is None until the encoder can vouch for the response; the relay starts the client's response with the first
     call after which it is set, and until then a failure can still become an ordinary error document.
