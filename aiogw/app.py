@@ -273,6 +273,7 @@ def _limits(upstream: UpstreamConfig) -> Limits | None:
         queue_timeout_seconds=admission.queue_timeout_seconds,
         retry_after_min_seconds=admission.retry_after_min_seconds,
         retry_after_max_seconds=admission.retry_after_max_seconds,
+        abort_settle_seconds=admission.abort_settle_seconds,
     )
 
 

@@ -108,6 +108,11 @@ class GateCollector(Collector):
         labels = ["upstream"]
         cap = GaugeMetricFamily("aiogw_slots_limit", "The cap; absent for an unlimited upstream.", labels=labels)
         in_use = GaugeMetricFamily("aiogw_slots_in_use", "Slots held by requests at the upstream.", labels=labels)
+        settling = GaugeMetricFamily(
+            "aiogw_slots_settling",
+            "Slots of aborted requests, kept until the engine has let go of them.",
+            labels=labels,
+        )
         queue_limit = GaugeMetricFamily("aiogw_queue_limit", "Places in the queue.", labels=labels)
         waiting = GaugeMetricFamily("aiogw_queue_requests", "Requests that wait for a slot.", labels=labels)
         oldest = GaugeMetricFamily(
@@ -123,12 +128,13 @@ class GateCollector(Collector):
                 cap.add_metric([name], reading.cap)
                 queue_limit.add_metric([name], reading.queue_limit)
             in_use.add_metric([name], reading.slots_in_use)
+            settling.add_metric([name], reading.slots_settling)
             waiting.add_metric([name], reading.waiting)
             oldest.add_metric([name], reading.oldest_wait_seconds)
             grants.add_metric([name], reading.grants_total)
             for reason, count in reading.refusals_total.items():
                 refusals.add_metric([name, reason], count)
-        yield from (cap, in_use, queue_limit, waiting, oldest, grants, refusals)
+        yield from (cap, in_use, settling, queue_limit, waiting, oldest, grants, refusals)
         yield GaugeMetricFamily("aiogw_draining", "1 while the gateway shuts down.", value=float(self._draining()))
         build = GaugeMetricFamily("aiogw_build_info", "Always 1.", labels=["version", "python"])
         build.add_metric([__version__, platform.python_version()], 1)

@@ -20,7 +20,7 @@ from aiogw.admission.gate import Admission, Gate
 from aiogw.canonical import ResponseHead
 from aiogw.clientstream import ClientStream
 from aiogw.dialects.base import Call, Dialect
-from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault
+from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
 from aiogw.middleware import CALL, DIALECT, RECORD
 from aiogw.record import CLIENT_GONE, RequestRecord
 from aiogw.routing import Route, Routes
@@ -136,6 +136,7 @@ class RelayedRequest:
         self._pool = pool
         self._admission: Admission | None = None
         self._upstream: UpstreamCall | None = None
+        self._left_at_work = False
         self._error_head: ResponseHead | None = None
         self._error_body = bytearray()
         self._ended: asyncio.Future[GatewayError | ClientGone | None] = self._loop.create_future()
@@ -245,6 +246,8 @@ class RelayedRequest:
 
     def response_failed(self, error: UpstreamFault) -> None:
         self._upstream = None
+        # Whoever closed the connection, only an engine that was never reached is surely not at work.
+        self._left_at_work = not isinstance(error, UpstreamUnavailable)
         self.fail(error)
 
     def _step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
@@ -327,8 +330,7 @@ class RelayedRequest:
 
     def _let_go(self) -> None:
         """Abort the upstream if it is still at work, then leave the gate: in this order the engine never has more."""
-        if self._upstream is not None:
-            self._upstream.abort()
-            self._upstream = None
+        upstream, self._upstream = self._upstream, None
+        aborted = upstream.abort() if upstream is not None else self._left_at_work
         if self._admission is not None:
-            self._admission.leave()
+            self._admission.leave(aborted=aborted)

@@ -766,6 +766,7 @@ ADMISSION: dict[str, Any] = {
     "queue_timeout_seconds": 10,
     "retry_after_min_seconds": 1,
     "retry_after_max_seconds": 60,
+    "abort_settle_seconds": 0,
 }
 
 

@@ -53,6 +53,7 @@ queue_limit = 32
 queue_timeout_seconds = 60
 retry_after_min_seconds = 1
 retry_after_max_seconds = 60
+abort_settle_seconds = 0.2
 
 # Nothing of it as it is where nothing is said.
 [upstreams.reasoning.dialect]

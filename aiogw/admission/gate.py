@@ -32,24 +32,31 @@ POSITIONS_SECONDS = 1.0
 
 @frozen(kw_only=True)
 class Limits:
-    """The numbers an operator chose for one upstream."""
+    """The numbers an operator chose for one upstream.
+
+    ``abort_settle_seconds`` is how long an engine may go on with a request after its connection has been closed.
+    """
 
     cap: int
     queue_limit: int
     queue_timeout_seconds: float
     retry_after_min_seconds: int
     retry_after_max_seconds: int
+    abort_settle_seconds: float
 
 
 @frozen(kw_only=True)
 class GateStatistics:
     """A reading of one upstream's queue; ``cap`` None: unlimited, and then nobody waits.
 
+    ``slots_in_use`` and ``slots_settling`` together are what counts against the cap: requests at work, and aborted ones
+    that the engine may not have let go of yet.
     ``refusals_total`` counts by the code of the error; the two totals only ever grow.
     """
 
     cap: int | None
     slots_in_use: int
+    slots_settling: int
     queue_limit: int
     waiting: int
     oldest_wait_seconds: float
@@ -105,13 +112,14 @@ class Admission(Ticket):
         self.granted_at: float | None = None
         self.timer: asyncio.TimerHandle | None = None
 
-    def leave(self) -> None:
+    def leave(self, *, aborted: bool = False) -> None:
         """Give back whatever is held or claimed; whoever is next is granted before this returns.
 
+        ``aborted``: the engine was at work on it and has only been left; its slots settle before they are granted again.
         Synchronous, idempotent, and right from every state and every place, so that whichever end comes first may
         simply call it.
         """
-        self._gate._leave(self)
+        self._gate._leave(self, aborted=aborted)
 
     def outlook(self) -> Outlook:
         """Its place in the queue as of at most a second ago; 0 and 0.0 once it holds its slots."""
@@ -135,6 +143,7 @@ class UpstreamGate:
             cap=limits.cap if limits else None, queue_limit=limits.queue_limit if limits else 0
         )
         self._holding: set[Admission] = set()
+        self._settling: set[Admission] = set()
         self._hold_times = HoldTimes()
         self._to_grant: deque[Admission] = deque()
         self._granting = False
@@ -231,9 +240,11 @@ class UpstreamGate:
     def statistics(self) -> GateStatistics:
         queue = self._queue.statistics()
         head = self._queue.head
+        settling = sum(admission.weight for admission in self._settling)
         return GateStatistics(
             cap=queue.cap,
-            slots_in_use=queue.slots_in_use,
+            slots_in_use=queue.slots_in_use - settling,
+            slots_settling=settling,
             queue_limit=queue.queue_limit,
             waiting=queue.waiting,
             oldest_wait_seconds=0.0 if head is None else max(0.0, self._loop.time() - head.entered_at),
@@ -241,10 +252,25 @@ class UpstreamGate:
             refusals_total=dict(self._refusals_total),
         )
 
-    def _leave(self, admission: Admission) -> None:
+    def _leave(self, admission: Admission, *, aborted: bool = False) -> None:
+        if admission in self._settling:
+            return
         if admission.timer is not None:
             admission.timer.cancel()
             admission.timer = None
+        settle_seconds = self._limits.abort_settle_seconds if self._limits is not None else 0
+        if aborted and settle_seconds and admission in self._holding:
+            self._settling.add(admission)
+            admission.timer = self._loop.call_later(settle_seconds, self._settled, admission)
+        else:
+            self._free(admission)
+
+    def _settled(self, admission: Admission) -> None:
+        admission.timer = None
+        self._settling.discard(admission)
+        self._free(admission)
+
+    def _free(self, admission: Admission) -> None:
         if admission in self._holding:
             self._holding.discard(admission)
             assert admission.granted_at is not None

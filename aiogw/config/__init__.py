@@ -85,6 +85,7 @@ class AdmissionConfig:
     queue_timeout_seconds: Seconds
     retry_after_min_seconds: RetrySeconds
     retry_after_max_seconds: RetrySeconds
+    abort_settle_seconds: SecondsOrNever
 
 
 @frozen(kw_only=True)

@@ -71,14 +71,19 @@ class UpstreamCall:
         else:
             self._connect()
 
-    def abort(self) -> None:
-        """End it, now and silently: the connection is closed, whatever it was doing."""
+    def abort(self) -> bool:
+        """End it, now and silently: the connection is closed, whatever it was doing.
+
+        Whether the request had been sent, so that an engine may still be at work on it.
+        """
         self._listener = None
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._connection is not None:
-            self._connection.abort()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return False
+        connection.abort()
+        return True
 
     def pause_reading(self) -> None:
         if self._connection is not None:
