@@ -115,7 +115,7 @@ class Admission(Ticket):
     def leave(self, *, aborted: bool = False) -> None:
         """Give back whatever is held or claimed; whoever is next is granted before this returns.
 
-        ``aborted``: the engine was at work on it and has only been left; its slots settle before they are granted again.
+        ``aborted``: an engine may still be at work on it; its slots settle before they are granted again.
         Synchronous, idempotent, and right from every state and every place, so that whichever end comes first may
         simply call it.
         """
