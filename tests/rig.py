@@ -788,6 +788,9 @@ everywhere = pytest.mark.parametrize(
 )
 """All surfaces with the gateway in the test's loop, and some with the real process."""
 
+PLACES = ((OPENAI, False), (ANTHROPIC, False), (OPENAI, True))
+"""The surfaces and whether the gateway is the real process, for tests that vary something else with it."""
+
 everywhere_both_ways = pytest.mark.parametrize(
     ("surface", "stream", "process"),
     [
