@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiogw import __version__, clients, config
+from aiogw.dialects import DIALECTS
+from aiogw.dialects.base import Dialect
 
 OK, CANNOT_RUN, BAD_CONFIG = 0, 1, 2
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the return value is the exit code (argparse itself exits with 2)."""
+def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...] = DIALECTS) -> int:
+    """Run one command; the return value is the exit code (argparse itself exits with 2).
+
+    ``dialects`` is the registry, for a gateway with one that is not ours.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.client is not None and options.command != "show":
@@ -29,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     if options.command == "show":
         return _show(loaded, options.client)
-    return _run(loaded)
+    return _run(loaded, dialects)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +69,7 @@ def _show(loaded: config.Config, client: str | None) -> int:
     return OK
 
 
-def _run(loaded: config.Config) -> int:
+def _run(loaded: config.Config, dialects: tuple[Dialect, ...]) -> int:
     # Imported here, so that check and show answer at once and do not need an event loop.
     import uvloop
 
@@ -74,7 +79,7 @@ def _run(loaded: config.Config) -> int:
     configure_logging(level=loaded.server.log_level, format_=loaded.server.log_format)
 
     async def serve() -> None:
-        gateway = Gateway(loaded)
+        gateway = Gateway(loaded, dialects=dialects)
         # What is there now stays: the collector need not go through the libraries for each thousand of clients.
         gc.collect()
         gc.freeze()

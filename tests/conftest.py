@@ -9,13 +9,15 @@ import pytest
 
 pytest.register_assert_rewrite("rig")
 
-from rig import SURFACES, Rig, Surface, rigged  # noqa: E402 - after its asserts have been announced
+from rig import LINES, SURFACES, Rig, Surface, rigged  # noqa: E402 - after its asserts have been announced
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     """What starts upstreams, gateways and clients, and checks afterwards that nothing is left of them."""
     async with rigged(tmp_path) as one:
+        parameters = getattr(request.node, "callspec", None)
+        one.third_dialect = parameters is not None and parameters.params.get("surface") is LINES
         yield one
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import lines_dialect
 import pytest
 import tomli_w
 
@@ -36,6 +37,10 @@ from aiogw.dialects.base import Dialect
 from aiogw.errors import UpstreamFault
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts" / "vllm-0.32"
+
+ALL_DIALECTS = (*DIALECTS, lines_dialect.LINES)
+# Instead of the plain process, where a test is about the third dialect.
+LINES_DAEMON = (str(Path(__file__).parent / "lines_daemon.py"),)
 
 # Long enough for a loaded machine: it only ever passes in full when a test fails.
 PATIENCE_SECONDS = 8.0
@@ -571,7 +576,7 @@ class RawClient:
     async def read_event(self, timeout: float = PATIENCE_SECONDS) -> bytes:
         """The next chunk, which is expected to be whole events."""
         data = await self.read_chunk(timeout)
-        assert data.endswith(b"\n\n") or data == b"", data
+        assert data.endswith(b"\n") or data == b"", data
         return data
 
     async def ended(self, timeout: float = PATIENCE_SECONDS) -> bool:
@@ -655,6 +660,14 @@ class Surface:
             document["stream"] = True
         return json.dumps(document | more, separators=(",", ":")).encode()
 
+    @property
+    def stream_type(self) -> str:
+        return "text/event-stream; charset=utf-8"
+
+    @property
+    def models_path(self) -> str:
+        return {"openai": "/v1/models", "anthropic": "/llm/v1/models"}[self.name]
+
     def text(self, response: Response) -> str:
         """What the model said in a complete response, whole or streamed."""
         streamed = (response.header("content-type") or "").startswith("text/event-stream")
@@ -719,16 +732,64 @@ def _documents(body: bytes) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
+class LinesSurface(Surface):
+    """The surface of tests/lines_dialect.py."""
+
+    @property
+    def stream_type(self) -> str:
+        return "application/x-ndjson"
+
+    @property
+    def models_path(self) -> str:
+        return "/lines/models"
+
+    def body(
+        self, tag: int = 0, *, stream: bool = False, model: str = "reasoning", padding: int = 0, **more: Any
+    ) -> bytes:
+        document: dict[str, Any] = {"model": model, "prompt": f"tag:{tag} " + "x" * padding}
+        if stream:
+            document["stream"] = True
+        return json.dumps(document | more, separators=(",", ":")).encode()
+
+    def text(self, response: Response) -> str:
+        return "".join(json.loads(line).get("text", "") for line in response.body.splitlines())
+
+    def says_end(self, response: Response) -> bool:
+        return any("end" in json.loads(line) for line in response.body.splitlines())
+
+    def error(self, response: Response) -> dict[str, Any]:
+        (line,) = response.body.splitlines()
+        document = json.loads(line)
+        assert response.header("content-type") == "application/x-ndjson"
+        assert document["request"] == response.header("x-request-id")
+        assert document["kind"]
+        return {"message": document["why"], "type": document["kind"]}
+
+    def code(self, response: Response) -> str | None:
+        kind = response.json["kind"]
+        assert isinstance(kind, str)
+        return kind
+
+    def in_band_error(self, response: Response) -> dict[str, Any] | None:
+        lines = [json.loads(line) for line in response.body.splitlines()]
+        assert not any("kind" in line for line in lines[:-1])
+        return {"message": lines[-1]["why"], "type": lines[-1]["kind"]} if lines and "kind" in lines[-1] else None
+
+
 OPENAI = Surface("openai", "/v1/chat/completions")
 ANTHROPIC = Surface("anthropic", "/llm/v1/messages")
-SURFACES = (OPENAI, ANTHROPIC)
+LINES = LinesSurface("lines", "/lines/chat")
+SURFACES = (OPENAI, ANTHROPIC, LINES)
 
 everywhere = pytest.mark.parametrize(
     ("surface", "process"),
-    [(OPENAI, False), (ANTHROPIC, False), (OPENAI, True)],
-    ids=("openai", "anthropic", "openai-daemon"),
+    [(OPENAI, False), (ANTHROPIC, False), (LINES, False), (OPENAI, True), (LINES, True)],
+    ids=("openai", "anthropic", "lines", "openai-daemon", "lines-daemon"),
 )
-"""Both surfaces with the gateway in the test's loop, and one of them with the real process."""
+"""All surfaces with the gateway in the test's loop, and some with the real process."""
+
+PLACES = ((OPENAI, False), (ANTHROPIC, False), (OPENAI, True))
+"""The surfaces and whether the gateway is the real process, for tests that vary something else with it."""
 
 everywhere_both_ways = pytest.mark.parametrize(
     ("surface", "stream", "process"),
@@ -737,9 +798,19 @@ everywhere_both_ways = pytest.mark.parametrize(
         (OPENAI, True, False),
         (ANTHROPIC, False, False),
         (ANTHROPIC, True, False),
+        (LINES, False, False),
+        (LINES, True, False),
         (OPENAI, True, True),
     ],
-    ids=("openai-whole", "openai-stream", "anthropic-whole", "anthropic-stream", "openai-stream-daemon"),
+    ids=(
+        "openai-whole",
+        "openai-stream",
+        "anthropic-whole",
+        "anthropic-stream",
+        "lines-whole",
+        "lines-stream",
+        "openai-stream-daemon",
+    ),
 )
 """The same, whole and streamed."""
 
@@ -914,18 +985,23 @@ class _Collect(logging.Handler):
 
 
 class Daemon(RunningGateway):
-    """The real process, on uvloop: ``python -m aiogw --config FILE``; ``lines`` is its log."""
+    """The real process, on uvloop: ``python -m aiogw --config FILE``; ``lines`` is its log.
 
-    def __init__(self, config_path: Path) -> None:
+    ``program`` are other arguments for Python in place of ``-m aiogw``.
+    """
+
+    def __init__(self, config_path: Path, *, program: tuple[str, ...] = ("-m", "aiogw")) -> None:
         super().__init__()
         self._config_path = config_path
+        self._program = program
         self.lines: list[str] = []
         self._process: asyncio.subprocess.Process
         self._reading: asyncio.Task[None]
 
     async def start(self) -> Daemon:
         # A socket or a file that is left to the garbage collector shows in the log, which must not have it.
-        command = (sys.executable, "-W", "always::ResourceWarning", "-m", "aiogw", "--config", str(self._config_path))
+        options = ("-W", "always::ResourceWarning")
+        command = (sys.executable, *options, *self._program, "--config", str(self._config_path))
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, limit=1 << 22
         )
@@ -1016,10 +1092,14 @@ def _check_errors(errors: list[str], announced: list[str]) -> None:
 
 
 class Rig:
-    """Starts what a test needs, ends it in the right order, and checks that nothing is left behind."""
+    """Starts what a test needs, ends it in the right order, and checks that nothing is left behind.
+
+    With ``third_dialect`` the real process serves lines_dialect.py, too; a gateway in the test's loop always does.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.third_dialect = False
         self._files_before = 0
         self._upstreams: list[ScriptedUpstream] = []
         self._gateways: list[RunningGateway] = []
@@ -1035,7 +1115,7 @@ class Rig:
         upstream: ScriptedUpstream | str,
         *,
         process: bool = False,
-        dialects: tuple[Dialect, ...] = DIALECTS,
+        dialects: tuple[Dialect, ...] = ALL_DIALECTS,
         others: Mapping[str, Mapping[str, Any]] | None = None,
         server: Mapping[str, Any] | None = None,
         **changes: Any,
@@ -1054,11 +1134,11 @@ class Rig:
         """The test has stopped ``gateway`` itself."""
         self._gateways.remove(gateway)
 
-    async def start(self, text: str, *, process: bool, dialects: tuple[Dialect, ...] = DIALECTS) -> RunningGateway:
+    async def start(self, text: str, *, process: bool, dialects: tuple[Dialect, ...] = ALL_DIALECTS) -> RunningGateway:
         gateway: RunningGateway
         if process:
             path = self.config_file(text)
-            gateway = Daemon(path)
+            gateway = Daemon(path, program=LINES_DAEMON) if self.third_dialect else Daemon(path)
         else:
             gateway = InProcessGateway(text, dialects)
         await gateway.start()  # type: ignore[attr-defined]

@@ -65,7 +65,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "composition": {
         "app": (*VOCABULARY, *BELOW_APP, "status"),
-        "cli": ("", "app", "clients", "config", "record", "status"),
+        "cli": ("", "app", "clients", "config", "dialects", "record", "status"),
         "__main__": ("cli",),
     },
 }

@@ -246,9 +246,7 @@ async def test_it_ends_with_the_gateway(rig: Rig) -> None:
 async def test_it_can_be_stopped_before_it_was_started(rig: Rig) -> None:
     """As when a listener cannot be opened."""
     upstream = await rig.upstream()
-    asking = Catalogue(
-        pools={"reasoning": pool_of(upstream)}, learn=lambda upstream, cards: None, every_seconds=1
-    )
+    asking = Catalogue(pools={"reasoning": pool_of(upstream)}, learn=lambda upstream, cards: None, every_seconds=1)
     await asking.stop()
     assert [] == upstream.exchanges
 

@@ -620,8 +620,7 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
     (
         "alias-of-no-model",
         [((*DIALECT[:2], "aliases"), {"claude": "embeddings"})],
-        "upstreams.reasoning.aliases.claude: expected one of upstreams.reasoning.models, found a string "
-        '("embeddings")',
+        'upstreams.reasoning.aliases.claude: expected one of upstreams.reasoning.models, found a string ("embeddings")',
     ),
     (
         "alias-of-an-alias-is-no-model",

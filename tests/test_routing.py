@@ -1,4 +1,4 @@
-"""A model name leads to one upstream, by equality and nothing cleverer; what upstreams tell of their models is added."""
+"""A model name leads to one upstream, by equality and nothing cleverer; what upstreams tell of models is added."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ CREATED = 1_700_000_000
 
 def route(model: str, upstream: str = "reasoning", *, of: str | None = None, **engine: Any) -> Route:
     """The route of a model, or of an alias ``of`` one."""
-    return Route(
-        model=model, upstream=upstream, address=f"{upstream}:80", engine=Engine(model=of or model, **engine)
-    )
+    return Route(model=model, upstream=upstream, address=f"{upstream}:80", engine=Engine(model=of or model, **engine))
 
 
 def routes(*more: Route) -> Routes:

@@ -256,7 +256,9 @@ def test_all_edits_at_once() -> None:
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 NAMES = st.sampled_from(["stream", "stream_options", "n", "prompt", "top_k", "messages"]) | st.text(max_size=4)
@@ -278,7 +280,21 @@ def test_an_edit_changes_nothing_else(members: dict[str, Any], accounting: bool)
     assert json.dumps(expected, sort_keys=True) == json.dumps(received, sort_keys=True)
 
 
-PIECES = [b"{", b"}", b"[", b"]", b'"model"', b'"alias"', b":", b",", b'"stream"', b"true", b"1e2", b'"\\ud83d"', b"\xff"]
+PIECES = [
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b'"model"',
+    b'"alias"',
+    b":",
+    b",",
+    b'"stream"',
+    b"true",
+    b"1e2",
+    b'"\\ud83d"',
+    b"\xff",
+]
 PIECES += [b'"stream_options"', b"NaN", b" ", b'"n"', b"-", b'"', b"\\", b"\x00", b'{"model":"alias",']
 
 

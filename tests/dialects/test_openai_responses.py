@@ -185,7 +185,9 @@ def delta(**members: Any) -> bytes:
 def test_reasoning_is_repeated_in_a_stream(places: list[int]) -> None:
     """O15: under the second name, with the same bytes; chunks without it stay as they are."""
     sent = delta(reasoning="hm\u00e9", content=None) + delta(content="a") + LAST + DONE
-    expected = delta(reasoning="hm\u00e9", content=None, reasoning_content="hm\u00e9") + delta(content="a") + LAST + DONE
+    expected = (
+        delta(reasoning="hm\u00e9", content=None, reasoning_content="hm\u00e9") + delta(content="a") + LAST + DONE
+    )
     assert expected == relay(begun(TWICE), *cut(sent, places))
 
 
@@ -424,8 +426,31 @@ def test_headers_that_come_down() -> None:
     assert (("cache-control", "no-store"),) == head.headers
 
 
-PIECES = [b"data: ", b"\n", b"\n\n", b"\r", b'{"choices":[', b"]", b"}", b'{"delta":{"reasoning":"a"}}', b'"usage"', b":"]
-PIECES += [b'{"prompt_tokens":1}', b",", b'"x"', b"[DONE]", b"\xff", b'"\\ud83d"', b'"error"', b"id: 1", LAST, USAGE, DONE]
+PIECES = [
+    b"data: ",
+    b"\n",
+    b"\n\n",
+    b"\r",
+    b'{"choices":[',
+    b"]",
+    b"}",
+    b'{"delta":{"reasoning":"a"}}',
+    b'"usage"',
+    b":",
+]
+PIECES += [
+    b'{"prompt_tokens":1}',
+    b",",
+    b'"x"',
+    b"[DONE]",
+    b"\xff",
+    b'"\\ud83d"',
+    b'"error"',
+    b"id: 1",
+    LAST,
+    USAGE,
+    DONE,
+]
 PIECES += [b"[" * 2000, b'{"choices":[{"delta":{"reasoning":' + b"[" * 2000]
 
 

@@ -122,13 +122,13 @@ async def test_a_compressed_body(rig: Rig, surface: Surface, coding: str) -> Non
     (exchange,) = upstream.exchanges
     assert exchange.tag == 1
     assert exchange.request.header("content-encoding") is None
-    assert surface is ANTHROPIC or exchange.request.body == body
+    assert surface is not OPENAI or exchange.request.body == body
 
 
 async def test_a_bomb(rig: Rig, surface: Surface) -> None:
-    """What counts is the size after inflating: a hundred kilobytes that become a hundred megabytes are too large."""
+    """What counts is the size after inflating: some kilobytes that become forty megabytes are too large."""
     upstream, gateway, client = await start(rig)
-    bomb = gzip.compress(b" " * (100 << 20), compresslevel=9)
+    bomb = gzip.compress(b" " * (40 << 20), compresslevel=9)
     assert len(bomb) < 1 << 17
     await client.request("POST", surface.path, bomb, "content-encoding: gzip")
     await refused(upstream, gateway, surface, await client.response(), 413, "request_too_large")
@@ -292,7 +292,7 @@ async def test_a_wrong_method(rig: Rig, surface: Surface, method: str) -> None:
 async def test_models_are_only_read(rig: Rig, surface: Surface) -> None:
     """The list of models takes no POST."""
     _, gateway, client = await start(rig)
-    await client.post("/v1/models" if surface is OPENAI else "/llm/v1/models", b"{}")
+    await client.post(surface.models_path, b"{}")
     response = await client.response()
     assert response.status == 405
     assert "GET" in (response.header("allow") or "")

@@ -295,11 +295,12 @@ async def test_what_the_gateway_adds_and_keeps_from_an_answer(rig: Rig) -> None:
     assert response.header("x-accel-buffering") == "no"
 
 
+@pytest.mark.parametrize("surface", [OPENAI, ANTHROPIC], ids=lambda surface: surface.name)
 async def test_models_are_answered_here(rig: Rig, surface: Surface) -> None:
     """The list of models and each model come from the configuration; no upstream is asked, and HEAD works too."""
     upstream = await rig.upstream(answer)
     gateway = await rig.gateway(upstream, models=["reasoning", "org/second"])
-    path = "/v1/models" if surface is OPENAI else "/llm/v1/models"
+    path = surface.models_path
     client = await rig.client(gateway)
 
     await client.request("HEAD", path)

@@ -28,6 +28,7 @@ from rig import (
 )
 
 WAYS = ("fin", "rst", "half-close")
+WAYS_AND_ONE_DAEMON = (*((False, how) for how in WAYS), (True, "rst"))
 
 # What a client's departure may take until the upstream's connection is closed.
 PROMPTLY_SECONDS = 0.25
@@ -44,8 +45,7 @@ async def closed_promptly(exchange: Exchange, left_at: float) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("padding", [0, 2 << 20], ids=("small", "2MB"))
+@pytest.mark.parametrize(("how", "padding"), [*((how, 0) for how in WAYS), ("rst", 2 << 20)])
 async def test_leaving_the_queue(rig: Rig, surface: Surface, process: bool, how: str, padding: int) -> None:
     """A client that leaves while queued gives its place up at once, and the upstream never sees its request."""
     upstream = await rig.upstream()
@@ -64,6 +64,22 @@ async def test_leaving_the_queue(rig: Rig, surface: Surface, process: bool, how:
     (await upstream.exchange(1)).answer()
     assert (await third.response()).status == 200
     assert upstream.tags == [1, 3]
+
+
+@pytest.mark.parametrize("how", WAYS)
+async def test_leaving_the_queue_with_a_large_request(rig: Rig, surface: Surface, how: str) -> None:
+    """The size of what a client has sent does not hide its departure."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream)
+    first = await rig.post(gateway, surface, 1)
+    await upstream.exchange(0)
+    (leaver,) = await rig.queued(gateway, surface, [2], padding=3 << 20)
+    leaver.leave(how)
+    await gateway.waiting(0)
+    upstream.exchanges[0].answer()
+    assert (await first.response()).status == 200
+    await rig.check_usable(gateway, upstream)
+    assert 2 not in upstream.tags
 
 
 async def test_everybody_leaves_the_queue(rig: Rig, surface: Surface) -> None:
@@ -233,7 +249,7 @@ async def test_leaving_mid_stream(rig: Rig, surface: Surface, process: bool, how
     assert upstream.peak == 1
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(("process", "how"), WAYS_AND_ONE_DAEMON)
 async def test_leaving_while_the_upstream_goes_on_talking(rig: Rig, process: bool, how: str) -> None:
     """An upstream that sends without a pause is stopped as well as one that is silent."""
     upstream = await rig.upstream()
@@ -331,8 +347,7 @@ async def test_two_hundred_leave_while_connections_are_made(rig: Rig) -> None:
     await rig.check_usable(gateway, upstream)
 
 
-@everywhere
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(("process", "how"), WAYS_AND_ONE_DAEMON)
 async def test_leaving_within_the_request(rig: Rig, surface: Surface, process: bool, how: str) -> None:
     """Half a request is no request: it takes no slot and the upstream does not hear of it."""
     upstream = await rig.upstream(answer)

@@ -132,7 +132,7 @@ async def test_a_chunked_request(rig: Rig, surface: Surface) -> None:
     (exchange,) = upstream.exchanges
     assert exchange.request.header("transfer-encoding") is None
     assert exchange.request.header("x-trailer") is None
-    assert surface is ANTHROPIC or exchange.request.body == body
+    assert surface is not OPENAI or exchange.request.body == body
 
 
 async def test_a_request_that_arrives_byte_by_byte(rig: Rig, surface: Surface) -> None:
@@ -155,7 +155,7 @@ async def test_a_request_id_is_taken_over(rig: Rig, surface: Surface, stream: bo
     gateway = await rig.gateway(upstream)
     response = await rig.ask(gateway, surface, 1, "x-request-id: trace-1.a:B_9", stream=stream)
     assert response.header("x-request-id") == "trace-1.a:B_9"
-    assert surface is OPENAI or response.header("request-id") == "trace-1.a:B_9"
+    assert surface is not ANTHROPIC or response.header("request-id") == "trace-1.a:B_9"
     assert upstream.exchanges[0].request.header("x-request-id") == "trace-1.a:B_9"
     await gateway.record(request_id="trace-1.a:B_9")
 
@@ -178,13 +178,12 @@ async def test_every_response_has_a_request_id(rig: Rig, surface: Surface) -> No
     upstream = await rig.upstream(answer)
     gateway = await rig.gateway(upstream)
     client = await rig.client(gateway)
-    mount = "/v1" if surface is OPENAI else "/llm/v1"
     seen = set()
-    for method, target in (("GET", f"{mount}/models"), ("GET", f"{mount}/x"), ("PUT", surface.path)):
+    for method, target in (("GET", surface.models_path), ("GET", f"{surface.models_path}x"), ("PUT", surface.path)):
         await client.request(method, target)
         response = await client.response()
         seen.add(response.header("x-request-id"))
-        assert surface is OPENAI or response.header("request-id") == response.header("x-request-id")
+        assert surface is not ANTHROPIC or response.header("request-id") == response.header("x-request-id")
     assert len(seen) == 3
     assert None not in seen
 

@@ -164,7 +164,7 @@ async def test_a_steady_slow_reader_is_not_given_up(rig: Rig) -> None:
 async def test_the_upstreams_time_does_not_run_while_it_is_paused(rig: Rig) -> None:
     """An upstream that is kept waiting by a slow client is not taken for a silent one."""
     upstream = await rig.upstream()
-    gateway = await rig.gateway(upstream, idle_timeout_seconds=0.2)
+    gateway = await rig.gateway(upstream, idle_timeout_seconds=0.1)
     client = await slow_client(rig, gateway, OPENAI, 1, stream=True)
     exchange = await upstream.exchange(0)
     await flood(exchange, 24)
