@@ -80,7 +80,7 @@ class ClientStream:
         self._transport = request.transport
         self._version = request.version
         self._request_keep_alive = request.keep_alive
-        self._own_headers = tuple(headers)
+        self.headers = list(headers)
         self._buffer_bytes = buffer_bytes
         self._stall_timeout_seconds = stall_timeout_seconds
         self._on_full = on_full
@@ -196,7 +196,7 @@ class ClientStream:
         if head.content_type:
             lines.append(f"content-type: {head.content_type}")
         lines += [f"{name}: {value}" for name, value in head.headers]
-        lines += [f"{name}: {value}" for name, value in self._own_headers]
+        lines += [f"{name}: {value}" for name, value in self.headers]
         if head.status in (204, 304):
             self._length_left = 0
         elif head.content_length is not None:

@@ -189,10 +189,15 @@ class TooManySequences(ClientFault):
 
 @frozen(kw_only=True)
 class Refusal(GatewayError):
-    """Not now.  ``retry_after_seconds`` is the gate's own estimate, a whole number from 1 to 60."""
+    """Not now.
+
+    ``retry_after_seconds`` is a whole number from 1 to 60, made from ``estimated_seconds``, the gate's own estimate of
+    the wait of a request that comes now; None where there is no queue to wait in.
+    """
 
     upstream: str
     retry_after_seconds: int
+    estimated_seconds: float | None = None
 
     status = 503
     should_retry = True
@@ -237,7 +242,6 @@ class QueueTimeout(Refusal):
 class QueueTooSlow(Refusal):
     """Refused at entry: by the estimate it would only have timed out later."""
 
-    estimated_seconds: float
     queue_timeout_seconds: float
 
     code = "queue_too_slow"
@@ -246,7 +250,7 @@ class QueueTooSlow(Refusal):
     @property
     def message(self) -> str:
         return (
-            f"A slot of the upstream {self.upstream!r} is about {self.estimated_seconds:.0f} s away, more than the "
+            f"A slot of the upstream {self.upstream!r} is about {self.estimated_seconds or 0:.0f} s away, more than the "
             f"{self.queue_timeout_seconds:g} s a request may wait; try again in {self.retry_after_seconds} s"
         )
 

@@ -172,6 +172,9 @@ def _respond(request: web.Request, document: Document) -> web.Response:
     response.headers["server"] = "aiogw"  # else aiohttp tells its version and Python's
     for name, value in document.headers:
         response.headers[name] = value
+    record = request[RECORD]
+    for name, value in record.queue_headers():
+        response.headers[name] = value
     for name in request[DIALECT].request_id_headers:
-        response.headers[name] = request[RECORD].request_id
+        response.headers[name] = record.request_id
     return response

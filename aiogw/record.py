@@ -47,6 +47,7 @@ class RequestRecord:
     position: int | None = None
     entered_at: float | None = None
     granted_at: float | None = None
+    refused_at: float | None = None
     first_byte_at: float | None = None
     ended_at: float | None = None
     request_bytes: int = 0
@@ -60,8 +61,19 @@ class RequestRecord:
         """Time at the gate, until the grant or, without one, until the end."""
         if self.entered_at is None:
             return None
-        until = self.granted_at if self.granted_at is not None else self.ended_at
-        return None if until is None else until - self.entered_at
+        for until in (self.granted_at, self.refused_at, self.ended_at):
+            if until is not None:
+                return until - self.entered_at
+        return None
+
+    def queue_headers(self) -> list[tuple[str, str]]:
+        """What a client is told of the queue: its place when it came, and how long it has waited, if it is over."""
+        headers = []
+        if self.position is not None:
+            headers.append(("x-aiogw-queue-position", str(self.position)))
+        if self.wait_seconds is not None:
+            headers.append(("x-aiogw-queue-seconds", f"{self.wait_seconds:.3f}"))
+        return headers
 
     @property
     def first_byte_seconds(self) -> float | None:

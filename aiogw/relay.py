@@ -186,6 +186,8 @@ class RelayedRequest:
             return
         self._let_go()
         self._record.outcome = error.code
+        if self._record.granted_at is None:
+            self._record.refused_at = time.monotonic()
         if not self.stream.started:
             self._ended.set_result(error)
             return
@@ -219,6 +221,8 @@ class RelayedRequest:
         self._admission = admission
         record = self._record
         record.granted_at = time.monotonic()
+        record.position = admission.position
+        self.stream.headers += record.queue_headers()
         if admission.waited and self.stream.left_unnoticed():
             self._client_lost(CLIENT_GONE)
             return
@@ -305,6 +309,8 @@ class RelayedRequest:
             self._sign_in(rest)
             return
         if granted_at is None and self._admission is not None:
+            if not self.stream.started:
+                self.stream.headers += self._record.queue_headers()
             outlook = self._admission.outlook()
             out = self._encoder.wait(outlook.position, outlook.estimated_seconds)
         else:

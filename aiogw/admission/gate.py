@@ -178,12 +178,14 @@ class UpstreamGate:
             self._refuse_hopeless(admission, limits)
         if not self._queue.enter(admission):
             assert limits is not None
+            estimated_seconds = self._newcomer_waits_seconds()
             raise self._counted(
                 QueueFull(
                     upstream=self._upstream,
                     cap=limits.cap,
                     queue_limit=limits.queue_limit,
-                    retry_after_seconds=self._retry_after_seconds(),
+                    estimated_seconds=estimated_seconds,
+                    retry_after_seconds=self._retry_after_seconds(estimated_seconds),
                 )
             )
         if admission.state is TicketState.HOLDING:
@@ -202,14 +204,14 @@ class UpstreamGate:
         waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > limits.cap
         if not waits or statistics.waiting >= limits.queue_limit or len(self._hold_times) < ENOUGH:
             return
-        estimated_seconds = self.estimated_wait_seconds(statistics.waiting)
+        estimated_seconds = self._newcomer_waits_seconds()
         if estimated_seconds > limits.queue_timeout_seconds:
             raise self._counted(
                 QueueTooSlow(
                     upstream=self._upstream,
                     estimated_seconds=estimated_seconds,
                     queue_timeout_seconds=limits.queue_timeout_seconds,
-                    retry_after_seconds=self._retry_after_seconds(),
+                    retry_after_seconds=self._retry_after_seconds(estimated_seconds),
                 )
             )
 
@@ -316,10 +318,12 @@ class UpstreamGate:
 
     def _expire(self, admission: Admission) -> None:
         self._leave(admission)
+        estimated_seconds = self._newcomer_waits_seconds()
         error = QueueTimeout(
             upstream=self._upstream,
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
-            retry_after_seconds=self._retry_after_seconds(),
+            estimated_seconds=estimated_seconds,
+            retry_after_seconds=self._retry_after_seconds(estimated_seconds),
         )
         self._refuse(admission, self._counted(error))
 
@@ -334,10 +338,13 @@ class UpstreamGate:
         self._refusals_total[error.code] += 1
         return error
 
-    def _retry_after_seconds(self) -> int:
+    def _newcomer_waits_seconds(self) -> float:
+        return self.estimated_wait_seconds(self._queue.statistics().waiting)
+
+    def _retry_after_seconds(self, estimated_seconds: float) -> int:
         assert self._limits is not None
         return retry_after_seconds(
-            self.estimated_wait_seconds(self._queue.statistics().waiting),
+            estimated_seconds,
             minimum_seconds=self._limits.retry_after_min_seconds,
             maximum_seconds=self._limits.retry_after_max_seconds,
         )
