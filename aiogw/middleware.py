@@ -86,7 +86,8 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _refuse(request, error)
     except ClientGone as gone:
         gone.__traceback__ = gone.__context__ = None
-        record.outcome = gone.code
+        if record.refused_at is None:
+            record.outcome = gone.code
         if request.transport is not None:
             request.transport.abort()
         return SentResponse(status=0, keep_alive=False)

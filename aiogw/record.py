@@ -87,6 +87,13 @@ class RequestRecord:
         """From the arrival of the request's head to the end of its response."""
         return None if self.ended_at is None else self.ended_at - self.arrived_at
 
+    @property
+    def left(self) -> str | None:
+        """Where a client that left was by then: ``queued``, or ``running``, with its slots; None: not at the gate."""
+        if self.outcome not in (CLIENT_GONE, CLIENT_STALLED) or self.entered_at is None:
+            return None
+        return "queued" if self.granted_at is None else "running"
+
     def fields(self) -> dict[str, Any]:
         """The members of the log line, in its order; what did not happen is left out."""
         told: dict[str, Any] = {
@@ -108,6 +115,7 @@ class RequestRecord:
             "completion_tokens": self.usage.completion_tokens if self.usage else None,
             "status": self.status,
             "outcome": self.outcome,
+            "left": self.left,
         }
         return {name: value for name, value in told.items() if value is not None}
 

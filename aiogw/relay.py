@@ -330,7 +330,8 @@ class RelayedRequest:
 
     def _client_lost(self, code: str) -> None:
         self._let_go()
-        self._record.outcome = code
+        if self._record.refused_at is None:  # else the gate has counted it as refused, and so it stays
+            self._record.outcome = code
         if not self._ended.done():
             self._ended.set_result(ClientGone(code=code))
 

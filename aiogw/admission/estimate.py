@@ -9,10 +9,10 @@ import math
 from collections import deque
 
 # So many ends make an estimate that may be the reason for refusing somebody.
-ENOUGH = 8
+ENOUGH = 8  # mutant: a choice, which the tests read from here
 
 # Enough to be steady, few enough to follow a change of load within a minute or two of a busy upstream.
-REMEMBERED = 64
+REMEMBERED = 64  # mutant: a choice, which the tests read from here
 
 
 class HoldTimes:
@@ -25,7 +25,7 @@ class HoldTimes:
         return len(self._held_seconds)
 
     def observe(self, held_seconds: float) -> None:
-        self._held_seconds.append(held_seconds)
+        self._held_seconds.append(held_seconds)  # mutant: at either end, the other one falls out
 
     def mean_seconds(self, ages_seconds: list[float]) -> float:
         """The mean time a request holds its slots; ``ages_seconds`` are those of the requests that still hold some.

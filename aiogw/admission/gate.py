@@ -27,7 +27,7 @@ E = TypeVar("E", bound=GatewayError)
 DRAINING_RETRY_AFTER_SECONDS = 1
 
 # Places in the queue are counted anew this often at the most: thousands who wait are told theirs every few seconds.
-POSITIONS_SECONDS = 1.0
+POSITIONS_SECONDS = 1.0  # mutant: a choice, which the tests read from here
 
 
 @frozen(kw_only=True)
@@ -151,7 +151,7 @@ class UpstreamGate:
         self._grants_total = 0
         self._refusals_total: Counter[str] = Counter()
         self._entries = itertools.count()
-        self._positions: dict[int, int] = {}
+        self._positions: dict[int, int] = {}  # mutant: made anew at the first question, for the type only
         self._positions_at = float("-inf")
 
     def enter(
@@ -259,7 +259,7 @@ class UpstreamGate:
             return
         if admission.timer is not None:
             admission.timer.cancel()
-            admission.timer = None
+            admission.timer = None  # mutant: it could be cancelled again, but need not be kept
         settle_seconds = self._limits.abort_settle_seconds if self._limits is not None else 0
         if aborted and settle_seconds and admission in self._holding:
             self._settling.add(admission)
@@ -268,7 +268,7 @@ class UpstreamGate:
             self._free(admission)
 
     def _settled(self, admission: Admission) -> None:
-        admission.timer = None
+        admission.timer = None  # mutant: has run, and would keep the admission and itself alive
         self._settling.discard(admission)
         self._free(admission)
 
@@ -305,7 +305,7 @@ class UpstreamGate:
             return
         if admission.timer is not None:
             admission.timer.cancel()
-            admission.timer = None
+            admission.timer = None  # mutant: it could be cancelled again, but need not be kept
         admission.granted_at = now
         self._grants_total += 1
         self._holding.add(admission)

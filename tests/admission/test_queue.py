@@ -252,4 +252,6 @@ def test_representations() -> None:
     tickets = enter(queue, 2, 1)
     assert "<FairQueue 2/2 held, 1/7 waiting>" == repr(queue)
     assert "<Ticket holding weight=2> <Ticket waiting weight=1>" == " ".join(map(repr, tickets))
+    queue.leave(tickets[1])
+    assert "<Ticket left weight=1>" == repr(tickets[1])
     assert "<FairQueue 0/unlimited held, 0/0 waiting>" == repr(Queue(cap=None, queue_limit=0))
