@@ -1102,6 +1102,7 @@ class Rig:
         self._files_before = 0
         self._upstreams: list[ScriptedUpstream] = []
         self._gateways: list[RunningGateway] = []
+        self._forgotten: list[RunningGateway] = []
         self._clients: list[RawClient] = []
 
     async def upstream(self, script: Script | None = None, **options: Any) -> ScriptedUpstream:
@@ -1130,8 +1131,9 @@ class Rig:
         return gateway
 
     def forget(self, gateway: RunningGateway) -> None:
-        """The test has stopped ``gateway`` itself."""
+        """The test stops ``gateway`` itself; its log is looked at all the same."""
         self._gateways.remove(gateway)
+        self._forgotten.append(gateway)
 
     async def start(self, text: str, *, process: bool, dialects: tuple[Dialect, ...] = ALL_DIALECTS) -> RunningGateway:
         gateway: RunningGateway
@@ -1207,7 +1209,7 @@ class Rig:
             if not client.closed:
                 client.close()
         async with contextlib.AsyncExitStack() as stack:
-            for gateway in self._gateways:
+            for gateway in self._gateways + self._forgotten:
                 stack.callback(gateway.check_log)
             # What was never awaited or retrieved is only told when it is collected.  The two young generations hold all
             # of this test's objects, since nothing was collected meanwhile; the rest of the process is not looked at.

@@ -78,6 +78,28 @@ async def test_both_surfaces_at_once(rig: Rig, process: bool) -> None:
     assert upstream.peak == 6
 
 
+async def test_three_surfaces_contend_for_one_cap(rig: Rig, stream: bool, process: bool) -> None:
+    """Sixty requests, a third of them in a dialect of which the gate has never heard: one cap, one line, one order."""
+    rig.third_dialect = True
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, cap=6, queue_limit=60, process=process)
+    clients = []
+    for tag in range(60):
+        clients.append(await rig.post(gateway, SURFACES[tag % 3], tag, stream=stream))
+        if tag < 6:
+            await upstream.exchange(tag)
+        else:
+            await gateway.waiting(tag - 5)
+    for number in range(60):
+        (await upstream.exchange(number)).respond(stream=stream)
+    for tag, client in enumerate(clients):
+        response = await client.response()
+        assert (200, "Hello world") == (response.status, SURFACES[tag % 3].text(response))
+        assert not stream or SURFACES[tag % 3].says_end(response)
+    assert 6 == upstream.peak
+    assert list(range(60)) == upstream.tags
+
+
 # -- order ----------------------------------------------------------------------------------------------------------
 
 
