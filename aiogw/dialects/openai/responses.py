@@ -19,6 +19,8 @@ from aiogw.sse import event_data
 HELD_BYTES = 1 << 20
 # A whole answer is kept for its usage up to this size; one with the logprobs of a long text is larger.
 ACCOUNTED_BYTES = 1 << 20
+# One that is to be changed is kept whole; the longest contexts served today make some 4 MB of text.
+REWRITTEN_BYTES = 64 << 20
 
 # What comes down besides the content type; the rest speaks about the upstream, not about the answer.
 _KEPT_HEADERS = ("cache-control", "content-encoding", "content-disposition")
@@ -166,6 +168,8 @@ class PassThrough:
             return data
         self._whole.append(data)
         self._whole_bytes += len(data)
+        if rewrites and self._whole_bytes > REWRITTEN_BYTES:
+            raise self._broken(f"its answer is larger than {REWRITTEN_BYTES} bytes")
         if not last:
             return b"" if rewrites else data
         document = b"".join(self._whole)
