@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
+import socket
 import ssl
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -100,6 +103,11 @@ class Gateway:
             },
             draining=lambda: self._relay.draining,
         )
+
+    @property
+    def addresses(self) -> tuple[Any, ...]:
+        """What is listened on, clients' address first, as sockets name it: (host, port, ...) or a path."""
+        return tuple(runner.addresses[0] for runner in self._runners)
 
     async def start(self) -> None:
         """Listen; raises CannotListen."""
@@ -204,6 +212,9 @@ class Gateway:
         else:
             site = web.TCPSite(runner, address.host, address.port, backlog=LISTEN_BACKLOG, reuse_address=True)
         try:
+            if address.path is not None and _is_listened_on(address.path):
+                # asyncio would take the file away from whoever listens there, and nobody would be told.
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
             await site.start()
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
@@ -219,6 +230,15 @@ class Gateway:
         for path in self._socket_files:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
+
+
+def _is_listened_on(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
 
 
 def make_runner(application: web.Application) -> web.AppRunner:

@@ -959,7 +959,7 @@ class InProcessGateway(RunningGateway):
         self._logger.addHandler(self._handler)
         logging.getLogger("aiogw").setLevel(logging.INFO)
         await self._gateway.start()
-        self.address, self.admin_address = (_bound(runner.addresses[0]) for runner in self._gateway._runners)
+        self.address, self.admin_address = (_bound(address) for address in self._gateway.addresses)
         return self
 
     async def stop(self) -> None:

@@ -56,11 +56,10 @@ def read_request(
     engine = find_engine(peek.model)
     stream = bytes(peek.stream) == b"true"
     hide_usage = False
-    if form is not None:
-        if engine.model != peek.model:
-            body = form.replaced(engine.model)
-    elif not is_form:
+    if form is None:
         body, hide_usage = _edited(body, endpoint.operation, engine, peek, stream)
+    elif engine.model != peek.model:
+        body = form.replaced(engine.model)
     request = CanonicalRequest(
         operation=endpoint.operation,
         model=peek.model,
