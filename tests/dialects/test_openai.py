@@ -513,6 +513,7 @@ EVENTS = "text/event-stream; charset=utf-8"
 TERMS = ReplyTerms(
     upstream="reasoning",
     stream=True,
+    operation=Operation.CHAT,
     must_finish=False,
     accounting=False,
     hide_usage=False,

@@ -15,7 +15,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiogw.canonical import ResponseHead, TokenUsage
+from aiogw.canonical import Operation, ResponseHead, TokenUsage
 from aiogw.dialects.openai import responses
 from aiogw.dialects.openai.responses import ACCOUNTED_BYTES, HELD_BYTES, PassThrough
 from aiogw.dialects.openai.terms import ReplyTerms
@@ -26,6 +26,7 @@ TRANSCRIPTS = Path(__file__).parent.parent / "transcripts" / "vllm-0.32"
 TERMS = ReplyTerms(
     upstream="reasoning",
     stream=True,
+    operation=Operation.CHAT,
     must_finish=True,
     accounting=False,
     hide_usage=False,
