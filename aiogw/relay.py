@@ -242,6 +242,10 @@ class RelayedRequest:
         self._admission = admission
         record = self._record
         record.granted_at = time.monotonic()
+        if self._ended.done():
+            # Cancelled in this very turn: its handler has not come to the end that would have left the queue.
+            self._let_go()
+            return
         if admission.waited and self.stream.left_unnoticed():
             self._client_lost(CLIENT_GONE)
             return
