@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
+import socket
 import ssl
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -24,6 +27,7 @@ from aiogw.admission.gate import Gate, Limits, UpstreamGate
 from aiogw.canonical import Engine
 from aiogw.catalogue import Catalogue
 from aiogw.config import Config, ListenAddress, UpstreamConfig
+from aiogw.departures import Departures
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 from aiogw.metrics import GateCollector, Observer
@@ -37,6 +41,8 @@ log = logging.getLogger(__name__)
 
 # An idle client connection is closed after this; nginx's default, and longer than the SDKs keep theirs.
 CLIENT_KEEPALIVE_SECONDS = 75
+# One header field, or the request line: aiohttp's own 8,190 is less than some tokens and cookies have.
+MAX_FIELD_BYTES = 32768
 # Connections the kernel completes before we accept them: a burst of clients must not meet a full backlog.
 LISTEN_BACKLOG = 4096
 
@@ -57,6 +63,7 @@ class Gateway:
         self._socket_files: list[str] = []
         self._serving = False
         loop = asyncio.get_running_loop()
+        self._departures = Departures(loop)
         server = config.server
         gates: dict[str, UpstreamGate] = {}
         self._pools: dict[str, UpstreamPool] = {}
@@ -87,6 +94,7 @@ class Gateway:
                 first_sign_seconds=server.first_sign_seconds,
                 sign_interval_seconds=server.sign_interval_seconds,
             ),
+            departures=self._departures,
         )
         self._catalogue = Catalogue(
             pools={name: self._pools[upstream.url.key] for name, upstream in config.upstreams.items()},
@@ -100,6 +108,11 @@ class Gateway:
             },
             draining=lambda: self._relay.draining,
         )
+
+    @property
+    def addresses(self) -> tuple[Any, ...]:
+        """What is listened on, clients' address first, as sockets name it: (host, port, ...) or a path."""
+        return tuple(runner.addresses[0] for runner in self._runners)
 
     async def start(self) -> None:
         """Listen; raises CannotListen."""
@@ -138,6 +151,7 @@ class Gateway:
             await runner.cleanup()
         for pool in self._pools.values():
             pool.close()
+        self._departures.close()
         self._collector.unregister()
         self._remove_socket_files()
         log.info("stopped")
@@ -204,6 +218,9 @@ class Gateway:
         else:
             site = web.TCPSite(runner, address.host, address.port, backlog=LISTEN_BACKLOG, reuse_address=True)
         try:
+            if address.path is not None and _is_listened_on(address.path):
+                # asyncio would take the file away from whoever listens there, and nobody would be told.
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
             await site.start()
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
@@ -221,6 +238,15 @@ class Gateway:
                 Path(path).unlink()
 
 
+def _is_listened_on(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
 def make_runner(application: web.Application) -> web.AppRunner:
     """The only place where a runner is made.
 
@@ -236,6 +262,8 @@ def make_runner(application: web.Application) -> web.AppRunner:
         handler_cancellation=True,
         access_log=None,
         keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
+        max_line_size=MAX_FIELD_BYTES,
+        max_field_size=MAX_FIELD_BYTES,
         # Nothing is left to wait for when the runner is cleaned up: the relay has drained.
         shutdown_timeout=0.5,
     )

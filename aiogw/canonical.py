@@ -23,6 +23,8 @@ class Operation(StrEnum):
     RERANK = "rerank"
     TRANSCRIPTIONS = "transcriptions"
     TRANSLATIONS = "translations"
+    BATCH = "batch"
+    RENDER = "render"
     TOKENIZE = "tokenize"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,8 @@ def _show(loaded: config.Config, client: str | None) -> int:
 
 
 def _run(loaded: config.Config, dialects: tuple[Dialect, ...]) -> int:
+    # Until the gateway has handlers of its own there is nothing to drain.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(OK))
     # Imported here, so that check and show answer at once and do not need an event loop.
     import uvloop
 

@@ -7,8 +7,11 @@ task.  Nothing here may know a dialect, the gate or the upstream.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import select
+import sys
+import termios
 import time
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
@@ -18,7 +21,8 @@ from typing import Any
 from aiohttp import web
 
 from aiogw.canonical import ResponseHead
-from aiogw.errors import ClientGone
+from aiogw.departures import Departures
+from aiogw.errors import ClientGone, InternalFault
 from aiogw.record import CLIENT_GONE, CLIENT_STALLED
 
 # How often a client that lets its buffer fill is looked at.  Only slow readers are, so it costs nobody else anything.
@@ -72,6 +76,7 @@ class ClientStream:
         headers: Iterable[tuple[str, str]],
         buffer_bytes: int,
         stall_timeout_seconds: float,
+        departures: Departures,
         on_full: Callable[[], None],
         on_drained: Callable[[], None],
         on_lost: Callable[[str], None],
@@ -83,6 +88,7 @@ class ClientStream:
         self.headers = list(headers)
         self._buffer_bytes = buffer_bytes
         self._stall_timeout_seconds = stall_timeout_seconds
+        self._departures = departures
         self._on_full = on_full
         self._on_drained = on_drained
         self._on_lost = on_lost
@@ -90,7 +96,7 @@ class ClientStream:
         self._length_left: int | None = None
         self._full = False
         self._watch: asyncio.TimerHandle | None = None
-        self._last_size = 0
+        self._last_untaken = 0
         self._taken_at = 0.0
         self._drained: asyncio.Future[None] | None = None
         self.started = False
@@ -99,6 +105,8 @@ class ClientStream:
         self.bytes_written = 0
         self.written_at: float | None = None
         self.status: int | None = None
+        fileno = self._fileno()
+        self._departure = None if fileno is None else departures.watch(fileno, self._departed)
 
     @property
     def gone(self) -> bool:
@@ -110,14 +118,11 @@ class ClientStream:
 
         Its FIN may be in the same batch of events as the one that freed the slot, or behind bytes that nobody reads.
         """
-        if self.gone:
+        fileno = self._fileno()
+        if self.gone or fileno is None:
             return True
-        assert self._transport is not None
-        sock = self._transport.get_extra_info("socket")
-        if sock is None or not hasattr(select, "POLLRDHUP"):  # pragma: no cover - not Linux
-            return False
         poll = select.poll()
-        poll.register(sock.fileno(), select.POLLRDHUP)
+        poll.register(fileno, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def send(self, data: bytes, *, head: ResponseHead | None = None, last: bool = False) -> None:
@@ -149,8 +154,7 @@ class ClientStream:
                 pieces.append(b"0\r\n\r\n")
             elif self._length_left:
                 # Fewer bytes than were announced: the client must not take them for the whole.
-                self.keep_alive = False
-                self.break_off()
+                self._lose(InternalFault.code)
                 return
         if pieces:
             self._write(pieces)
@@ -181,6 +185,9 @@ class ClientStream:
         """Stop watching; nothing is written any more, and nobody called."""
         self.ended = True
         self._on_full = self._on_drained = self._on_lost = _nobody
+        if self._departure is not None:
+            self._departures.forget(self._departure)
+            self._departure = None
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -229,19 +236,39 @@ class ClientStream:
     def _buffered(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    def _unsent_by_kernel(self) -> int:
+        """Bytes that the kernel has been given and the client has not acknowledged."""
+        fileno = self._fileno()
+        if fileno is None:
+            return 0
+        try:
+            answer = fcntl.ioctl(fileno, termios.TIOCOUTQ, b"\0" * 4)
+        except OSError:
+            return 0
+        return int.from_bytes(answer, sys.byteorder)
+
+    def _fileno(self) -> int | None:
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        fileno = -1 if sock is None else sock.fileno()
+        return fileno if fileno >= 0 else None
+
     def _start_watch(self) -> None:
         if self._watch is None:
-            self._last_size = self._buffered()
+            self._last_untaken = self._buffered() + self._unsent_by_kernel()
             self._taken_at = self._loop.time()
             self._watch = self._loop.call_later(WATCH_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Look at a slow client.  Its buffer, not the transport's pause and resume: only that shows slow from stuck."""
+        """Look at a slow client.  Its buffers, not the transport's pause and resume: only they show slow from stuck.
+
+        The kernel's counts, too: it holds megabytes, and lets the transport write again only after a good part of them.
+        """
         self._watch = None
         size, now = self._buffered(), self._loop.time()
-        if size < self._last_size or size == 0:
+        untaken = size + self._unsent_by_kernel()
+        if untaken < self._last_untaken or untaken == 0:
             self._taken_at = now
-        self._last_size = size
+        self._last_untaken = untaken
         if now - self._taken_at >= self._stall_timeout_seconds:
             self.give_up()
             return
@@ -252,6 +279,10 @@ class ClientStream:
             self._drained.set_result(None)
         if self._full or size:
             self._watch = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def _departed(self) -> None:
+        self._departure = None
+        self._lose(CLIENT_GONE)
 
     def _lose(self, code: str) -> None:
         self.ended = True

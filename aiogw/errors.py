@@ -265,6 +265,9 @@ class Draining(Refusal):
         return f"The gateway is shutting down or restarting; try again in {self.retry_after_seconds} s"
 
 
+# When an upstream that is not there, or says that it is busy, is worth asking again.
+OVERLOADED_RETRY_AFTER_SECONDS = 5
+
 # -- behind us ------------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +281,7 @@ class UpstreamUnavailable(UpstreamFault):
     """No connection could be made, so nothing was generated: safe to send again."""
 
     reason: str
-    retry_after_seconds: int = 5
+    retry_after_seconds: int = OVERLOADED_RETRY_AFTER_SECONDS
 
     code = "upstream_unavailable"
     title = "Upstream unavailable"
@@ -388,6 +391,9 @@ class UpstreamStatus(UpstreamFault):
 
     @property
     def retry_after(self) -> int | None:
+        if self.upstream_retry_after_seconds is None and self.status == 503:
+            # It is overloaded, starting or asleep, and does not say for how long.
+            return OVERLOADED_RETRY_AFTER_SECONDS
         return self.upstream_retry_after_seconds
 
 

@@ -17,13 +17,16 @@ from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
 from aiogw.dialects import detect
 from aiogw.dialects.base import Call, Dialect, LocalEndpoint, RelayEndpoint
-from aiogw.errors import BodyTooLarge, ClientGone, GatewayError, InternalFault, MalformedBody
+from aiogw.errors import BodyTooLarge, ClientGone, GatewayError, InternalFault, MalformedBody, UnknownModel
 from aiogw.record import CLIENT_GONE, COMPLETED, RequestRecord, request_id_from
 from aiogw.routing import Routes
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger(__name__)
+
+# Of a name that a client chose, in a log line.
+MAX_LOGGED_CHARACTERS = 200
 
 RECORD = web.RequestKey("RECORD", RequestRecord)
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("DIALECT", Dialect)
@@ -163,6 +166,8 @@ async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
 def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     record = request[RECORD]
     record.outcome = error.code
+    if isinstance(error, UnknownModel):
+        record.model = error.model[:MAX_LOGGED_CHARACTERS]
     return _respond(request, request[DIALECT].render_error(error, record.request_id))
 
 

@@ -19,6 +19,7 @@ from attrs import frozen
 from aiogw.admission.gate import Admission, Gate
 from aiogw.canonical import ResponseHead
 from aiogw.clientstream import ClientStream
+from aiogw.departures import Departures
 from aiogw.dialects.base import Call, Dialect
 from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
 from aiogw.middleware import CALL, DIALECT, RECORD
@@ -53,8 +54,17 @@ class RelayLimits:
 class Relay:
     """All requests that are under way.  ``pools`` has the connections by upstream address."""
 
-    def __init__(self, *, routes: Routes, gate: Gate, pools: Mapping[str, UpstreamPool], limits: RelayLimits) -> None:
+    def __init__(
+        self,
+        *,
+        routes: Routes,
+        gate: Gate,
+        pools: Mapping[str, UpstreamPool],
+        limits: RelayLimits,
+        departures: Departures,
+    ) -> None:
         self._routes = routes
+        self._departures = departures
         self._gate = gate
         self._pools = pools
         self._limits = limits
@@ -74,6 +84,7 @@ class Relay:
             gate=self._gate,
             pool=self._pools[route.address],
             limits=self._limits,
+            departures=self._departures,
         )
         relayed.stream.keep_alive = not self.draining
         self._running.add(relayed)
@@ -112,7 +123,15 @@ class RelayedRequest:
     """One request at the gate, then at the upstream, then done; every method is safe to call in any of these states."""
 
     def __init__(
-        self, request: web.Request, call: Call, *, route: Route, gate: Gate, pool: UpstreamPool, limits: RelayLimits
+        self,
+        request: web.Request,
+        call: Call,
+        *,
+        route: Route,
+        gate: Gate,
+        pool: UpstreamPool,
+        limits: RelayLimits,
+        departures: Departures,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._body = call.request.body
@@ -146,6 +165,7 @@ class RelayedRequest:
             headers=[(name, self._record.request_id) for name in self._dialect.request_id_headers],
             buffer_bytes=limits.response_buffer_bytes,
             stall_timeout_seconds=limits.client_stall_timeout_seconds,
+            departures=departures,
             on_full=self._client_full,
             on_drained=self._client_drained,
             on_lost=self._client_lost,
@@ -164,9 +184,13 @@ class RelayedRequest:
             self._send()
         else:
             record.entered_at = time.monotonic()
-            self._admission = self._gate.enter(
-                self.route.address, self._sequences, granted=self._granted, refused=self.fail
-            )
+            try:
+                self._admission = self._gate.enter(
+                    self.route.address, self._sequences, granted=self._granted, refused=self.fail
+                )
+            except GatewayError:
+                record.entered_at = None  # it has not waited, so its wait is none of the metric's
+                raise
             record.position = self._admission.position
         if self._signs and not self._ended.done():
             waits = record.granted_at is None
@@ -221,6 +245,10 @@ class RelayedRequest:
         self._admission = admission
         record = self._record
         record.granted_at = time.monotonic()
+        if self._ended.done():
+            # Cancelled in this very turn: its handler has not come to the end that would have left the queue.
+            self._let_go()
+            return
         record.position = admission.position
         self.stream.headers += record.queue_headers()
         if admission.waited and self.stream.left_unnoticed():
@@ -266,8 +294,9 @@ class RelayedRequest:
     def _take(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
         if self._ended.done():
             return
-        if head is not None:
+        if data and self._record.first_byte_at is None:
             self._record.first_byte_at = time.monotonic()
+        if head is not None:
             if 200 <= head.status < 300:
                 self._encoder.begin(head)
             else:

@@ -54,6 +54,7 @@ async def eventually(
 ) -> Any:
     """Wait until ``condition`` (a plain or an async function) returns something true, and return that."""
     deadline = time.monotonic() + timeout
+    attempt = 0
     while True:
         value = condition()
         if inspect.isawaitable(value):
@@ -63,7 +64,9 @@ async def eventually(
         if time.monotonic() > deadline:
             told = what() if callable(what) else what
             raise AssertionError(f"not within {timeout:g} s: {told or inspect.getsource(condition).strip()}")
-        await asyncio.sleep(0.002)
+        # Mostly it only takes a few turns of the loop; a daemon takes longer and wants the processor meanwhile.
+        await asyncio.sleep(0 if attempt < 10 else min(0.002, attempt * 0.00005))
+        attempt += 1
 
 
 def open_files() -> int:
@@ -957,7 +960,7 @@ class InProcessGateway(RunningGateway):
         self._logger.addHandler(self._handler)
         logging.getLogger("aiogw").setLevel(logging.INFO)
         await self._gateway.start()
-        self.address, self.admin_address = (_bound(runner.addresses[0]) for runner in self._gateway._runners)
+        self.address, self.admin_address = (_bound(address) for address in self._gateway.addresses)
         return self
 
     async def stop(self) -> None:
@@ -1103,6 +1106,7 @@ class Rig:
         self._files_before = 0
         self._upstreams: list[ScriptedUpstream] = []
         self._gateways: list[RunningGateway] = []
+        self._forgotten: list[RunningGateway] = []
         self._clients: list[RawClient] = []
 
     async def upstream(self, script: Script | None = None, **options: Any) -> ScriptedUpstream:
@@ -1131,8 +1135,9 @@ class Rig:
         return gateway
 
     def forget(self, gateway: RunningGateway) -> None:
-        """The test has stopped ``gateway`` itself."""
+        """The test stops ``gateway`` itself; its log is looked at all the same."""
         self._gateways.remove(gateway)
+        self._forgotten.append(gateway)
 
     async def start(self, text: str, *, process: bool, dialects: tuple[Dialect, ...] = ALL_DIALECTS) -> RunningGateway:
         gateway: RunningGateway
@@ -1208,7 +1213,7 @@ class Rig:
             if not client.closed:
                 client.close()
         async with contextlib.AsyncExitStack() as stack:
-            for gateway in self._gateways:
+            for gateway in self._gateways + self._forgotten:
                 stack.callback(gateway.check_log)
             # What was never awaited or retrieved is only told when it is collected.  The two young generations hold all
             # of this test's objects, since nothing was collected meanwhile; the rest of the process is not looked at.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from typing import Any
 
 import pytest
@@ -207,7 +206,6 @@ async def test_a_question_that_hangs_is_given_up(
 ) -> None:
     """After a while it is asked again, and the log says why there is no list."""
     monkeypatch.setattr(catalogue, "ASK_TIMEOUT_SECONDS", 0.02)
-    caplog.set_level(logging.INFO, "aiogw")
     upstream = await rig.upstream()
     await rig.gateway(upstream, server={"models_refresh_seconds": 0.02})
     first = await upstream.exchange(0)

@@ -31,10 +31,14 @@ class HoldTimes:
         """The mean time a request holds its slots; ``ages_seconds`` are those of the requests that still hold some.
 
         Running requests are observations cut off by the present (censored): they add time but no end.  So the mean
-        grows while an upstream hangs, instead of remembering better days, and there is one before anything has ended.
-        This is the maximum-likelihood estimate for exponential times.
+        grows while an upstream hangs, instead of remembering better days.  This is the maximum-likelihood estimate for
+        exponential times; but a newcomer waits for those that run now, so it is never less than their mean age.  Before
+        anything has ended there is only what the oldest has taken so far.
         """
-        return (math.fsum(self._held_seconds) + math.fsum(ages_seconds)) / max(1, len(self._held_seconds))
+        if not self._held_seconds:
+            return max(ages_seconds, default=0.0)
+        mean_seconds = (math.fsum(self._held_seconds) + math.fsum(ages_seconds)) / len(self._held_seconds)
+        return max(mean_seconds, math.fsum(ages_seconds) / max(1, len(ages_seconds)))
 
 
 def wait_seconds(*, mean_held_seconds: float, running: int, ahead: int) -> float:

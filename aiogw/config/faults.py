@@ -76,7 +76,7 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
             if alias in model_owner:
                 yield f"{path}.aliases.{_key(alias)}: already the name of a model of upstreams.{model_owner[alias]}"
             model_owner.setdefault(alias, name)
-            if isinstance(models, list) and isinstance(model, str) and model and model not in models:
+            if _are_names(models) and isinstance(model, str) and model and model not in (models or ()):
                 yield f"{path}.aliases.{_key(alias)}: expected one of {path}.models, found {shown(model)}"
         try:
             key = upstream_address(table.get("url"), None).key
@@ -93,6 +93,11 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
     server = raw.get("server")
     if isinstance(server, dict):
         yield from _listen_faults(server)
+
+
+def _are_names(models: Any) -> bool:
+    """Whether the list is one: if not, that is the fault to tell, and not what follows from it."""
+    return isinstance(models, list) and all(isinstance(model, str) for model in models)
 
 
 def _listen_faults(server: Mapping[str, Any]) -> Iterator[str]:

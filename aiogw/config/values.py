@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
+import posixpath
 import re
 from collections.abc import Callable
 from typing import Any, Literal, NewType
@@ -140,10 +141,10 @@ def _choice(value: Any, type_: Any) -> Any:
     return value
 
 
-def _names(value: Any, _type: Any) -> tuple[str, ...]:
+def _not_empty(value: Any) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise Fault(f"expected an array of at least one name, found {shown(value) if value != [] else 'none'}")
-    return tuple(_text(one) for one in value)
+    return value
 
 
 def _boolean(value: Any, _type: Any) -> bool:
@@ -152,9 +153,17 @@ def _boolean(value: Any, _type: Any) -> bool:
     return value
 
 
+# What a request's way and weight are decided by.
+_DECIDING_MEMBERS = frozenset(
+    {"model", "messages", "prompt", "prompt_embeds", "input", "stream", "stream_options", "n", "best_of"}
+)
+
+
 def _members(value: Any, _type: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Fault(f"expected a table, found {shown(value)}")
+    if taken := sorted(_DECIDING_MEMBERS & set(value)):
+        raise Fault(f"{taken[0]} is for the client to say: the gateway has decided by it before this is merged in")
     try:
         # TOML has dates, times and infinities; the engine's JSON has not.
         json.dumps(value, allow_nan=False)
@@ -163,10 +172,10 @@ def _members(value: Any, _type: Any) -> dict[str, Any]:
     return value
 
 
-def _aliases(value: Any, _type: Any) -> dict[str, str]:
+def _alias_table(value: Any) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise Fault(f"expected a table of names and their models, found {shown(value)}")
-    return {_text(alias): _text(model) for alias, model in value.items()}
+    return value
 
 
 _AUTHORITY = re.compile(
@@ -184,15 +193,25 @@ def _host_and_port(authority: str, default_port: int | None) -> tuple[str, int]:
     if port is None or port > 65535:
         raise ValueError(authority)
     if found["v6"]:
-        return ipaddress.IPv6Address(found["v6"]).compressed, port
-    return found["host"].rstrip(".").lower(), port
+        address = ipaddress.IPv6Address(found["v6"])
+        return str(address.ipv4_mapped or address.compressed), port
+    host = found["host"].rstrip(".").lower()
+    if host.rpartition(".")[2].isdigit():
+        # 127.1 and 0177.0.0.1 are addresses to the resolver: only the usual way of writing one is taken.
+        ipaddress.IPv4Address(host)
+    return host, port
+
+
+def _socket_path(value: str) -> str:
+    # "//" at the start is a path of its own to POSIX, and the same as "/" to Linux.
+    return posixpath.normpath("/" + value.removeprefix("unix:").lstrip("/"))
 
 
 def listen_address(value: Any, _type: Any) -> ListenAddress:
     expected = 'expected "HOST:PORT", "[IPV6]:PORT" or "unix:/PATH"'
     if isinstance(value, str):
         if value.startswith("unix:/"):
-            return ListenAddress(path=value.removeprefix("unix:"))
+            return ListenAddress(path=_socket_path(value))
         try:
             host, port = _host_and_port(value, None)
         except ValueError:
@@ -207,7 +226,7 @@ def upstream_address(value: Any, _type: Any) -> UpstreamAddress:
     if not isinstance(value, str):
         raise Fault(f"{expected}, found {shown(value)}")
     if value.startswith("unix:/"):
-        return UpstreamAddress(scheme="http", path=value.removeprefix("unix:"))
+        return UpstreamAddress(scheme="http", path=_socket_path(value))
     found = _ORIGIN.fullmatch(value)
     if found is None:
         raise Fault(f"{expected}, found {shown(value)}")
@@ -224,6 +243,8 @@ def upstream_address(value: Any, _type: Any) -> UpstreamAddress:
     if port == 0:
         raise Fault(f"{expected}, found {shown(value)}")
     prefix = (found["path"] or "").rstrip("/")
+    if "%" in prefix or any(step in ("", ".", "..") for step in prefix.split("/")[1:]):
+        raise Fault(f"expected a path that can be written in one way only, found {shown(value)}")
     if prefix.endswith("/v1"):
         raise Fault(f"expected the address without /v1, which the gateway adds by itself, found {shown(value)}")
     return UpstreamAddress(scheme=scheme, host=host, port=port, prefix=prefix)
@@ -238,9 +259,9 @@ def value_converter() -> cattrs.Converter:
     converter.register_structure_hook(Seconds, _seconds)
     converter.register_structure_hook(SecondsOrNever, _seconds_or_never)
     converter.register_structure_hook(Text, _text)
-    converter.register_structure_hook(Names, _names)
+    converter.register_structure_hook(Names, lambda v, _: tuple(converter.structure(_not_empty(v), list[Text])))
     converter.register_structure_hook(Members, _members)
-    converter.register_structure_hook(Aliases, _aliases)
+    converter.register_structure_hook(Aliases, lambda v, _: converter.structure(_alias_table(v), dict[Text, Text]))
     converter.register_structure_hook(bool, _boolean)
     converter.register_structure_hook(ListenAddress, listen_address)
     converter.register_structure_hook(UpstreamAddress, upstream_address)

@@ -96,6 +96,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._head: ResponseHead | None = None
         self._head_done = False
+        self._body_begun = False
         self._interim = False
         self._until_close = False
         self._pieces: list[bytes] = []
@@ -273,9 +274,12 @@ class Connection(asyncio.Protocol):
             return
         if head is None and not data:
             return
-        self._deadline = self._loop.time() + self._idle_timeout_seconds
-        if head is not None:
-            self._rearm()
+        # A head alone is no progress: uvicorn sends that of a stream before the engine has begun with the prompt.
+        if data:
+            self._deadline = self._loop.time() + self._idle_timeout_seconds
+            if not self._body_begun:
+                self._body_begun = True
+                self._rearm()
         exchange.response_step(head, data, False)
 
     def _finish(self) -> None:
@@ -334,7 +338,7 @@ class Connection(asyncio.Protocol):
         if self._loop.time() < self._deadline:
             self._rearm()
             return
-        first = not self._head_done
+        first = not self._body_begun
         error = UpstreamTimeout(
             upstream=self._upstream,
             waiting_for="the first byte" if first else "the next byte",

@@ -685,6 +685,15 @@ def test_who_heads_the_queue_is_refused_as_well() -> None:
     assert isinstance(refused(house), QueueTooSlow)
 
 
+def test_a_few_measurements_are_no_reason_to_refuse() -> None:
+    """Before enough requests have ended, an estimate is for Retry-After only, and everybody may try the queue."""
+    house = House(queue_timeout_seconds=60)
+    measure(house, held_seconds=1000, times=ENOUGH - 1)
+    house.fill("abcde")
+    assert 3 == house.gate.statistics().waiting
+    assert {} == house.gate.statistics().refusals_total
+
+
 def test_a_full_queue_is_called_full_however_slow_the_upstream() -> None:
     """Where there is no place, that is the reason."""
     house = House(queue_timeout_seconds=60, queue_limit=1)

@@ -450,6 +450,52 @@ def test_a_strange_answer_is_relayed_or_the_upstreams_fault(
             encoder.fail(error, "req_1")
 
 
+RECORDED = sorted(TRANSCRIPTS.glob("chat-*.body.txt"))
+BYTES = [b"data: ", b"\n\n", b"\r", b"[DONE]", b'{"choices":[', b"{", b"}", b"]", b'"delta":{', b'"content":"a"', b","]
+BYTES += [b'"finish_reason":"stop"', b'"tool_calls":[{"index":0', b'"function":{"name":"f","arguments":"{"}', b"\xff"]
+BYTES += [
+    b'"error":',
+    b"null",
+    b"1e999",
+    b'"\\ud83d"',
+    b'"usage":{"prompt_tokens":-1}',
+    b'"message":',
+    b":" * 9,
+    b"[" * 2000,
+]
+
+
+@each_dialect
+@settings(deadline=None, max_examples=400)
+@given(data=st.data())
+def test_any_answer_is_relayed_or_the_upstreams_fault(dialect: Dialect, data: st.DataObject) -> None:
+    """Whatever an upstream says, recorded and then damaged or made up, in whatever pieces and with signs in between."""
+    stream = data.draw(st.booleans())
+    if data.draw(st.booleans()):
+        body = data.draw(st.sampled_from(RECORDED)).read_bytes()
+        for place in data.draw(st.lists(st.integers(0, len(body)), max_size=3)):
+            inserted = data.draw(st.sampled_from(BYTES) | st.binary(max_size=3))
+            body = body[:place] + inserted + body[place + data.draw(st.integers(0, 40)) :]
+    else:
+        body = b"".join(data.draw(st.lists(st.sampled_from(BYTES) | st.binary(max_size=3), max_size=20)))
+    pieces = cut(body, data.draw(st.lists(st.integers(0, 1 << 20), max_size=5)))
+    signed = data.draw(st.booleans())
+    encoder = begin(dialect, stream=stream).encoder
+    try:
+        if signed:
+            encoder.wait(1, 2.0)
+        encoder.begin(data.draw(st.sampled_from([JSON_HEAD, EVENT_HEAD])))
+        for piece in pieces:
+            encoder.feed(piece, last=False)
+            if signed:
+                encoder.wait(0, None)
+        encoder.feed(b"", last=True)
+    except GatewayError as error:
+        json.loads(dialect.render_error(error, "req_1").body)
+        encoder.fail(error, "req_1")
+    assert encoder.usage is None or encoder.usage.prompt_tokens is not None
+
+
 @each_dialect
 def test_a_sign_of_life(dialect: Dialect) -> None:
     """It is bytes with a head, or nothing at all; what comes after it is as it would have been."""

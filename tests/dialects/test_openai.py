@@ -349,7 +349,7 @@ def test_what_the_upstream_might_read_goes_up(body: bytes) -> None:
     ],
 )
 def test_sequences_are_counted(members: str, sequences: int) -> None:
-    """``n``, or ``best_of`` if that is more, for each prompt; a list of numbers is one prompt; what is wrong is one."""
+    """O7: ``n``, or ``best_of`` if more, for each prompt; a list of numbers is one prompt; what is wrong is one."""
     assert sequences == completion(members).sequences
 
 
@@ -513,6 +513,7 @@ EVENTS = "text/event-stream; charset=utf-8"
 TERMS = ReplyTerms(
     upstream="reasoning",
     stream=True,
+    operation=Operation.CHAT,
     must_finish=False,
     accounting=False,
     hide_usage=False,

@@ -15,7 +15,8 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiogw.canonical import ResponseHead, TokenUsage
+from aiogw.canonical import Operation, ResponseHead, TokenUsage
+from aiogw.dialects.openai import responses
 from aiogw.dialects.openai.responses import ACCOUNTED_BYTES, HELD_BYTES, PassThrough
 from aiogw.dialects.openai.terms import ReplyTerms
 from aiogw.errors import GatewayError, QueueTimeout, UpstreamBroken, UpstreamStatus
@@ -25,6 +26,7 @@ TRANSCRIPTS = Path(__file__).parent.parent / "transcripts" / "vllm-0.32"
 TERMS = ReplyTerms(
     upstream="reasoning",
     stream=True,
+    operation=Operation.CHAT,
     must_finish=True,
     accounting=False,
     hide_usage=False,
@@ -189,6 +191,16 @@ def test_reasoning_is_repeated_in_a_stream(places: list[int]) -> None:
         delta(reasoning="hm\u00e9", content=None, reasoning_content="hm\u00e9") + delta(content="a") + LAST + DONE
     )
     assert expected == relay(begun(TWICE), *cut(sent, places))
+
+
+def test_a_whole_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O15: an answer that has to be kept whole, to be changed, has a bound."""
+    monkeypatch.setattr(responses, "REWRITTEN_BYTES", 10)
+    passing = PassThrough(evolve(TWICE, stream=False))
+    passing.begin(ResponseHead(status=200, content_type="application/json", content_length=None))
+    assert passing.feed(b"x" * 10, last=False) == b""
+    with pytest.raises(UpstreamBroken, match="larger than 10 bytes"):
+        passing.feed(b"x", last=False)
 
 
 def test_reasoning_is_repeated_in_a_whole_answer() -> None:

@@ -50,7 +50,7 @@ async def refused(
 
 
 async def test_a_declared_body_that_is_too_large(rig: Rig, surface: Surface) -> None:
-    """A body that announces more than max_body_bytes is refused before any of it is read."""
+    """Q5, E18: a body that announces more than max_body_bytes is refused before any of it is read."""
     upstream, gateway, client = await start(rig)
     await client.send(f"POST {surface.path} HTTP/1.1\r\nhost: x\r\ncontent-length: {LIMIT + 1}\r\n\r\n".encode())
     message = await refused(upstream, gateway, surface, await client.response(), 413, "request_too_large")
@@ -113,7 +113,7 @@ async def test_continue_is_said_to_a_body_that_is_fine(rig: Rig, surface: Surfac
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_a_compressed_body(rig: Rig, surface: Surface, coding: str) -> None:
-    """A compressed request is inflated here, and goes up as plain bytes with no word of a coding."""
+    """O16: a compressed request is inflated here, and goes up as plain bytes with no word of a coding."""
     upstream, _, client = await start(rig)
     body = surface.body(1)
     packed = gzip.compress(body) if coding == "gzip" else zlib.compress(body)
@@ -126,7 +126,7 @@ async def test_a_compressed_body(rig: Rig, surface: Surface, coding: str) -> Non
 
 
 async def test_a_bomb(rig: Rig, surface: Surface) -> None:
-    """What counts is the size after inflating: some kilobytes that become forty megabytes are too large."""
+    """Q5, O16: what counts is the size after inflating: some kilobytes that become forty megabytes are too large."""
     upstream, gateway, client = await start(rig)
     bomb = gzip.compress(b" " * (40 << 20), compresslevel=9)
     assert len(bomb) < 1 << 17

@@ -54,7 +54,7 @@ async def test_an_answer_reaches_the_client(rig: Rig, surface: Surface, stream: 
 @pytest.mark.parametrize("name", ANSWERED)
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 async def test_a_real_answer_passes_byte_for_byte(rig: Rig, name: str, piece: int) -> None:
-    """Request and answer of a real vLLM pass unchanged, in whatever pieces the answer arrives."""
+    """O1, O6, O14: request and answer of a real vLLM pass unchanged, in whatever pieces the answer arrives."""
     request = (TRANSCRIPTS / f"{name}.request.json").read_bytes()
     said = (TRANSCRIPTS / f"{name}.body.txt").read_bytes()
     said_head = (TRANSCRIPTS / f"{name}.headers.txt").read_text().strip().replace("\r", "").split("\n")

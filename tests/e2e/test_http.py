@@ -192,7 +192,7 @@ async def test_every_response_has_a_request_id(rig: Rig, surface: Surface) -> No
 
 
 async def test_credentials_stay_here(rig: Rig, surface: Surface) -> None:
-    """What a client shows the gateway is not shown to the upstream; what describes the request is."""
+    """Q2, O8: what a client shows the gateway is not shown to the upstream; what describes the request is."""
     upstream = await rig.upstream(answer)
     gateway = await rig.gateway(upstream)
     secrets = ("authorization: Bearer sk-secret-1", "x-api-key: sk-secret-2", "cookie: session=secret-3")
@@ -242,8 +242,40 @@ async def test_the_upstream_is_the_configured_one(rig: Rig, surface: Surface, ta
         assert response.status in (400, 404)
 
 
+CLAUDE_CODE = (
+    "anthropic-version: 2099-01-01",
+    "anthropic-beta: claude-code-20250219,interleaved-thinking-2025-05-14,nobody-knows-2030-01-01",
+    "anthropic-dangerous-direct-browser-access: true",
+    "x-app: cli",
+    "x-claude-code-session-id: 1234",
+    "x-claude-remote-container-id: 1234",
+    "x-stainless-lang: js",
+    "x-stainless-retry-count: 1",
+    "x-stainless-timeout: 600",
+    "openai-organization: org-1",
+    "openai-project: proj-1",
+    "x-data-parallel-rank: 1",
+    "x-openwebui-user-id: 1",
+    "te: trailers",
+    "sec-fetch-mode: cors",
+)
+
+
+async def test_headers_nobody_knows_are_accepted_and_stay_here(rig: Rig, surface: Surface) -> None:
+    """Q3, Q4, O8: any version, any beta and any header of a client is fine, and none of them goes up."""
+    upstream = await rig.upstream(answer)
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    await client.post(f"{surface.path}?beta=true", surface.body(1), *CLAUDE_CODE)
+    assert (await client.response()).status == 200
+    (exchange,) = upstream.exchanges
+    names = {name for name, _ in exchange.request.headers}
+    assert names == {"host", "content-type", "x-request-id", "accept-encoding", "content-length"}
+    assert exchange.request.target == "/v1/chat/completions"
+
+
 async def test_compression_is_never_asked_for(rig: Rig, surface: Surface) -> None:
-    """The upstream is asked for plain bytes, whatever the client would take: events are looked into here."""
+    """O8: the upstream is asked for plain bytes, whatever the client would take: events are looked into here."""
     upstream = await rig.upstream(answer)
     gateway = await rig.gateway(upstream)
     await rig.ask(gateway, surface, 1, "accept-encoding: gzip, br")

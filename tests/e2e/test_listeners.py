@@ -168,6 +168,17 @@ async def test_a_second_start_by_mistake(rig: Rig, tmp_path: Path) -> None:
     assert (await rig.ask(running, OPENAI)).status == 200
 
 
+async def test_a_second_start_on_the_same_sockets(rig: Rig, tmp_path: Path) -> None:
+    """A Unix socket that somebody listens on is an address in use, like any other, and stays theirs."""
+    upstream = await rig.upstream(answer)
+    sockets = {"listen": f"unix:{tmp_path}/gateway.sock", "admin_listen": f"unix:{tmp_path}/admin.sock"}
+    running = await rig.daemon(upstream, server=sockets)
+    code, told = await run_until_exit(rig.config_file(configuration({"r": upstream_table(upstream.url)}, **sockets)))
+    assert code == 1
+    assert "address already in use" in told.splitlines()[-1]
+    assert (await rig.ask(running, OPENAI)).status == 200
+
+
 async def test_a_configuration_with_faults(rig: Rig) -> None:
     """A faulty configuration ends the daemon with 2 and one line for each fault, before anything is listened on."""
     text = configuration({"reasoning": upstream_table("http://127.0.0.1:1", cap=8, queue_limit=-1)})

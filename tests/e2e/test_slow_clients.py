@@ -64,7 +64,7 @@ async def test_a_client_that_reads_nothing(rig: Rig, surface: Surface, process: 
 
     await eventually(lambda: exchange.aborted, what="the upstream sees the close")
     assert exchange.aborted_at is not None
-    assert 0.5 <= exchange.aborted_at - began_at < 3
+    assert 0.45 < exchange.aborted_at - began_at < 3
     (await upstream.exchange(1)).answer()
     assert (await second.response()).status == 200
     await gateway.record(outcome="client_stalled")
@@ -80,14 +80,13 @@ async def test_the_upstream_is_paused_at_the_limit(rig: Rig) -> None:
     client = await slow_client(rig, gateway, OPENAI, 1, stream=True)
     exchange = await upstream.exchange(0)
     await flood(exchange, 64)
-    sizes: list[int] = []
-
-    def steady() -> bool:
-        sizes.append(unsent(exchange))
-        return len(sizes) > 30 and len(set(sizes[-30:])) == 1
-
-    await eventually(steady, what="the upstream is paused")
-    assert sizes[-1] > 32 * MEGABYTE
+    # Once it is paused, a turn of the loop brings nothing any more.
+    before, turns = -1, 0
+    while turns < 200:
+        turns = turns + 1 if unsent(exchange) == before else 0
+        before = unsent(exchange)
+        await asyncio.sleep(0)
+    assert before > 32 * MEGABYTE
     client.reset()
     await eventually(lambda: exchange.aborted, what="the upstream sees the close")
 

@@ -9,10 +9,10 @@ import pytest
 from attrs import evolve, frozen
 from rig import FIRST_EVENT, OPENAI, STREAM, TEXT, WHOLE, Rig, Surface, answer
 
-from aiogw.canonical import Document, ResponseHead
+from aiogw.canonical import Document, ResponseHead, TokenUsage
 from aiogw.dialects.base import Call, Endpoint, FindEngine, RelayEndpoint, ResponseEncoder
 from aiogw.dialects.openai import OPENAI as OPENAI_DIALECT
-from aiogw.errors import GatewayError
+from aiogw.errors import GatewayError, UpstreamStatus
 
 THIRD = Surface("openai", "/third/chat/completions")
 
@@ -27,6 +27,13 @@ class Encoder:
     @property
     def head(self) -> ResponseHead | None:
         return self._encoder.head
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        return self._encoder.usage
+
+    def refused(self, error: UpstreamStatus) -> GatewayError:
+        return self._encoder.refused(error)
 
     def begin(self, head: ResponseHead) -> None:
         self._fault("begin")

@@ -25,6 +25,9 @@ from rig import (
     upstream_table,
 )
 
+# An event loop's clock stands still within a turn, so a time it measured can be a little shorter than it was.
+CLOCK_SECONDS = 0.01
+
 
 async def finish_all(upstream: ScriptedUpstream, count: int) -> None:
     """Answer whoever is in flight, in order of arrival, until ``count`` have been answered."""
@@ -71,11 +74,34 @@ async def test_both_surfaces_at_once(rig: Rig, process: bool) -> None:
         return await gateway.metric("aiogw_refusals_total", upstream="reasoning", reason="queue_full") == 26
 
     await eventually(all_there, what="26 refusals")
+    await eventually(lambda: upstream.in_flight == 6, what="six at the upstream")
     await finish_all(upstream, 14)
     statuses = Counter(response.status for response in await responses)
 
     assert statuses == {200: 14, 503: 26}
     assert upstream.peak == 6
+
+
+async def test_three_surfaces_contend_for_one_cap(rig: Rig, stream: bool, process: bool) -> None:
+    """Sixty requests, a third of them in a dialect of which the gate has never heard: one cap, one line, one order."""
+    rig.third_dialect = True
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, cap=6, queue_limit=60, process=process)
+    clients = []
+    for tag in range(60):
+        clients.append(await rig.post(gateway, SURFACES[tag % 3], tag, stream=stream))
+        if tag < 6:
+            await upstream.exchange(tag)
+        else:
+            await gateway.waiting(tag - 5)
+    for number in range(60):
+        (await upstream.exchange(number)).respond(stream=stream)
+    for tag, client in enumerate(clients):
+        response = await client.response()
+        assert (200, "Hello world") == (response.status, SURFACES[tag % 3].text(response))
+        assert not stream or SURFACES[tag % 3].says_end(response)
+    assert 6 == upstream.peak
+    assert list(range(60)) == upstream.tags
 
 
 # -- order ----------------------------------------------------------------------------------------------------------
@@ -181,14 +207,14 @@ async def test_waiting_too_long(rig: Rig, surface: Surface, stream: bool, proces
     waited = time.monotonic() - entered_at
 
     assert response.status == 503
-    assert 0.3 <= waited < 1.5
+    assert 0.3 - CLOCK_SECONDS <= waited < 1.5
     assert "within 0.3" in surface.error(response)["message"]
     assert surface.code(response) in ("queue_timeout", None)
     assert surface is not ANTHROPIC or surface.error(response)["type"] == "overloaded_error"
     assert 1 <= int(response.header("retry-after") or 0) <= 60
     assert response.header("x-should-retry") == "true"
     record = await gateway.record(outcome="queue_timeout")
-    assert 0.3 <= record["wait_seconds"] < 1.5
+    assert 0.3 - CLOCK_SECONDS <= record["wait_seconds"] < 1.5
     assert await gateway.metric("aiogw_refusals_total", upstream="reasoning", reason="queue_timeout") == 1
 
     exchange.respond(stream=stream)

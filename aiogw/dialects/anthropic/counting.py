@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import msgspec
+from attrs import evolve
 
 from aiogw.canonical import Document, ResponseHead, TokenUsage
 from aiogw.dialects.anthropic.responses import require_media_type
@@ -87,6 +88,9 @@ class CountEncoder:
         if error.upstream_status in (404, 405, 501) and not error.about_model:
             hint = "This upstream does not count tokens: estimate, or read input_tokens of a response."
             return UnknownEndpoint(method="POST", path=self._path, hint=hint)
+        if error.about_model:
+            # It names the model as the engine knows it; the client knows it by this name.
+            return evolve(error, upstream_message=f"The model `{self._upstream}` does not exist.")
         return error
 
     def fail(self, error: GatewayError, request_id: str) -> bytes | None:

@@ -11,7 +11,7 @@ import msgspec
 
 from aiogw.canonical import Document
 from aiogw.dialects.base import error_headers
-from aiogw.errors import GatewayError, TooManySequences, UnknownModel, UpstreamStatus
+from aiogw.errors import OVERLOADED_RETRY_AFTER_SECONDS, GatewayError, TooManySequences, UnknownModel, UpstreamStatus
 
 _TYPES = {
     400: "invalid_request_error",
@@ -28,9 +28,6 @@ _TYPES = {
     529: "overloaded_error",
 }
 _OTHER_TYPE = "api_error"
-
-# An upstream that is overloaded may not say for how long.
-_RETRY_AFTER_SECONDS = 5
 
 # Claude Code gives up when told to wait for longer.
 _MAX_RETRY_AFTER_SECONDS = 60
@@ -92,7 +89,7 @@ def _headers(error: GatewayError, status: int) -> tuple[tuple[str, str], ...]:
     if isinstance(error, UpstreamStatus):
         seconds = error.retry_after
         if seconds is None and status == 503:
-            seconds = _RETRY_AFTER_SECONDS
+            seconds = OVERLOADED_RETRY_AFTER_SECONDS  # a 529, which is a 503 on this surface only
         if seconds is not None:
             headers["retry-after"] = str(min(max(seconds, 1), _MAX_RETRY_AFTER_SECONDS))
         if status == 502 and 400 <= error.upstream_status < 500:

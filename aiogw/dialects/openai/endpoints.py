@@ -21,6 +21,12 @@ _OPERATIONS = {
     "/v1/rerank": Operation.RERANK,
     "/v1/audio/transcriptions": Operation.TRANSCRIPTIONS,
     "/v1/audio/translations": Operation.TRANSLATIONS,
+    "/v1/chat/completions/batch": Operation.BATCH,
+    "/v1/chat/completions/render": Operation.RENDER,
+    "/v1/chat/completions/derender": Operation.RENDER,
+    "/v1/completions/render": Operation.RENDER,
+    "/v1/completions/derender": Operation.RENDER,
+    "/v1/responses/render": Operation.RENDER,
 }
 _RELAYED = {path: RelayEndpoint(operation=operation, path=path) for path, operation in _OPERATIONS.items()}
 _HINT = "OpenAI clients use the base URL http(s)://HOST:PORT/v1, Anthropic clients http(s)://HOST:PORT/llm."
@@ -76,6 +82,8 @@ _MODELS = LocalEndpoint(answer=_list_models)
 def _hint(path: str) -> str:
     if path in ("/v1/messages", "/v1/messages/count_tokens"):
         return f"Anthropic's Messages API is at /llm{path}. {_HINT}"
+    if path.startswith("/v1/responses/"):
+        return f"A stored response belongs to one engine, and nothing in the request says which. {_HINT}"
     if path.startswith("/v1/v1"):
         return f"The /v1 is doubled: the client adds one to a base URL that already has it. {_HINT}"
     if f"/v1{path}" in _RELAYED or path == "/models":

@@ -31,9 +31,32 @@ def render_error(error: GatewayError, request_id: str) -> Document:
     )
 
 
-def error_event(error: GatewayError) -> bytes:
+def error_event(error: GatewayError, _request_id: str) -> bytes:
     """The error inside a stream: the SDK raises on any event whose data has an ``error``."""
     return b"data: " + encode({"error": _error_object(error)}) + b"\n\n"
+
+
+# Greater than any number a stream has counted to: what follows must not go back, and nobody has counted here.
+_LAST_SEQUENCE_NUMBER = 2**31 - 1
+
+
+def response_failed_event(error: GatewayError, request_id: str) -> bytes:
+    """The end of a Responses stream that failed, as Codex reads it: it compacts, waits or gives up by the code."""
+    code, message = "server_error", error.message
+    if isinstance(error, Refusal):
+        code = "rate_limit_exceeded"
+        message += f". Please try again in {error.retry_after_seconds}s."
+    elif isinstance(error, UpstreamStatus) and "maximum context length" in message:
+        code = "context_length_exceeded"
+    failed = {
+        "id": f"resp_{request_id}",
+        "object": "response",
+        "status": "failed",
+        "output": [],
+        "error": {"code": code, "message": message},
+    }
+    event = {"type": "response.failed", "sequence_number": _LAST_SEQUENCE_NUMBER, "response": failed}
+    return b"event: response.failed\ndata: " + encode(event) + b"\n\n"
 
 
 def _error_object(error: GatewayError) -> dict[str, Any]:

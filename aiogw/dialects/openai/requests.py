@@ -34,8 +34,11 @@ class _Peek(msgspec.Struct):
     n: msgspec.Raw = msgspec.Raw(b"1")
     best_of: msgspec.Raw = msgspec.Raw(b"1")
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    prompt_embeds: msgspec.Raw = msgspec.Raw(b"")
+    messages: msgspec.Raw = msgspec.Raw(b"")
 
 
+_DECIDING = tuple(name for name in _Peek.__struct_fields__ if name != "model")
 _peek_decoder = msgspec.json.Decoder(_Peek)
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -56,11 +59,10 @@ def read_request(
     engine = find_engine(peek.model)
     stream = bytes(peek.stream) == b"true"
     hide_usage = False
-    if form is not None:
-        if engine.model != peek.model:
-            body = form.replaced(engine.model)
-    elif not is_form:
+    if form is None:
         body, hide_usage = _edited(body, endpoint.operation, engine, peek, stream)
+    elif engine.model != peek.model:
+        body = form.replaced(engine.model)
     request = CanonicalRequest(
         operation=endpoint.operation,
         model=peek.model,
@@ -74,6 +76,7 @@ def read_request(
     terms = ReplyTerms(
         upstream=engine.model,
         stream=stream,
+        operation=endpoint.operation,
         must_finish=endpoint.operation in _STREAMING,
         accounting=engine.accounting,
         hide_usage=hide_usage,
@@ -110,7 +113,7 @@ def _peek_leniently(body: bytes) -> _Peek:
     model = document.get("model", msgspec.UNSET)
     if model is not msgspec.UNSET and not isinstance(model, str):
         raise InvalidField(path="model", reason="expected a string")
-    deciding = {name: document[name] for name in ("stream", "n", "best_of", "prompt") if name in document}
+    deciding = {name: document[name] for name in _DECIDING if name in document}
     raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in deciding.items()}
     return _Peek(model=model, **raw)
 
@@ -135,20 +138,33 @@ def _parse_leniently(body: bytes) -> dict[str, Any]:
 def _sequences(operation: Operation, peek: _Peek) -> int:
     """How many engine sequences the request becomes: ``n`` (or ``best_of``, if more) for each of its prompts.
 
-    A wrong type is for the upstream to refuse, and counts as 1 here.
+    A wrong type is for the upstream to refuse, and counts as 1 here.  Rendering a prompt makes the engine do nothing.
+    What embeds or scores counts as 1 however long its list: an engine takes such a list in passing.
     """
-    if operation not in (Operation.CHAT, Operation.COMPLETIONS):
-        return 1
     each = max(_count(peek.n), _count(peek.best_of))
-    return each * (_prompts(peek.prompt) if operation is Operation.COMPLETIONS else 1)
+    match operation:
+        case Operation.RENDER:
+            return 0
+        case Operation.CHAT:
+            return each
+        case Operation.BATCH:
+            return each * _prompts(peek.messages)
+        case Operation.COMPLETIONS:
+            embedded = _prompts(peek.prompt_embeds) if bytes(peek.prompt_embeds) not in (b"", b"null") else 0
+            given = _prompts(peek.prompt) if bytes(peek.prompt) not in (b"", b"null") else 0
+            return each * max(1, embedded + given)
+        case _:
+            return 1
 
 
 def _count(raw: msgspec.Raw) -> int:
     """A count as vLLM's lax models read it: 6, 6.0 and "6" are six; what they refuse counts as 1."""
     try:
-        number = float(bytes(raw).strip(b'" '))
-    except ValueError:
-        return 1
+        value = json.loads(bytes(raw))
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError, OverflowError):
+        # An integer too long to be read, or to be a float, is not less than the others.
+        return MAX_COUNT if bytes(raw)[:1].isdigit() else 1
     # Anything above is as good as one more than the cap.
     if not math.isfinite(number):
         return MAX_COUNT if number > 0 else 1

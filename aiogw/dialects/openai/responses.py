@@ -9,8 +9,8 @@ import re
 
 import msgspec
 
-from aiogw.canonical import ResponseHead, TokenUsage
-from aiogw.dialects.openai.errors import error_event
+from aiogw.canonical import Operation, ResponseHead, TokenUsage
+from aiogw.dialects.openai.errors import error_event, response_failed_event
 from aiogw.dialects.openai.terms import ReplyTerms
 from aiogw.errors import GatewayError, UpstreamBroken, UpstreamStatus
 from aiogw.sse import event_data
@@ -19,10 +19,15 @@ from aiogw.sse import event_data
 HELD_BYTES = 1 << 20
 # A whole answer is kept for its usage up to this size; one with the logprobs of a long text is larger.
 ACCOUNTED_BYTES = 1 << 20
+# One that is to be changed is kept whole; the longest contexts served today make some 4 MB of text.
+REWRITTEN_BYTES = 64 << 20
 
 # What comes down besides the content type; the rest speaks about the upstream, not about the answer.
 _KEPT_HEADERS = ("cache-control", "content-encoding", "content-disposition")
 _EVENT_STREAM = "text/event-stream"
+_JSON = "application/json"
+_TEXTUAL = (Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.BATCH)
+"""The operations whose answers are never anything but JSON and events; sound, say, may be anything."""
 _ID = re.compile(rb"^id:|[\r\n]id:")
 _ERROR = re.compile(rb'"error"\s*:\s*(?!null)')
 _EVENT = re.compile(rb".*?(?:\n\n|\r\n\r\n|\r\r)|.+\Z", re.DOTALL)
@@ -64,7 +69,11 @@ class PassThrough:
         self._whole_bytes = 0
 
     def begin(self, head: ResponseHead) -> None:
-        self._events = head.content_type.lower().startswith(_EVENT_STREAM)
+        media_type = head.content_type.partition(";")[0].strip().lower()
+        self._events = media_type == _EVENT_STREAM
+        if self._terms.operation in _TEXTUAL and media_type not in (_EVENT_STREAM, _JSON):
+            # A page of a proxy in between, say: a client would take it for an empty answer.
+            raise self._broken(f"it answered with {media_type or 'no content type'} where {_JSON} was due")
         if self.head is not None:
             # A sign of life has promised a stream.
             if not self._events:
@@ -76,7 +85,7 @@ class PassThrough:
         if self._events:
             # nginx, where one stands in front, would otherwise collect the events before it passes them on.
             kept.append(("x-accel-buffering", "no"))
-        changed = not self._events and self._terms.repeat_reasoning_as is not None
+        changed = self._looks if self._events else self._terms.repeat_reasoning_as is not None
         self.head = ResponseHead(
             status=head.status,
             content_type=head.content_type,
@@ -124,7 +133,8 @@ class PassThrough:
             return None
         # An event that was cut in the middle of being passed on is closed first.
         closing = b"\n\n" if self._in_event else b""
-        return self._unsent + closing + error_event(error)
+        said = response_failed_event if self._terms.operation is Operation.RESPONSES else error_event
+        return self._unsent + closing + said(error, request_id)
 
     def _events_promised(self) -> bool:
         head = self.head
@@ -166,6 +176,8 @@ class PassThrough:
             return data
         self._whole.append(data)
         self._whole_bytes += len(data)
+        if rewrites and self._whole_bytes > REWRITTEN_BYTES:
+            raise self._broken(f"its answer is larger than {REWRITTEN_BYTES} bytes")
         if not last:
             return b"" if rewrites else data
         document = b"".join(self._whole)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from aiogw.canonical import Operation
+
 
 @frozen(kw_only=True)
 class ReplyTerms:
@@ -15,6 +17,7 @@ class ReplyTerms:
 
     upstream: str
     stream: bool
+    operation: Operation
     must_finish: bool
     accounting: bool
     hide_usage: bool

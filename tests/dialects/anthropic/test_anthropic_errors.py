@@ -206,7 +206,7 @@ PLEASE = "decrease input length or `max_tokens` and try again"
     ],
 )
 def test_context_overflow_is_said_so_that_claude_code_compacts(said: str, expected: str) -> None:
-    """Case 29, E10 to E13a: only on a 400, whatever the upstream's words."""
+    """Case 29, E10-E13, E13a: only on a 400, whatever the upstream's words."""
     assert render(upstream(400, said))[2] == expected
     assert render(upstream(500, said))[2] == said
 

@@ -551,6 +551,21 @@ def test_a_truncated_last_event_is_a_failure() -> None:
     assert types(client)[-1] == "error"
 
 
+def test_a_finish_reason_is_remembered() -> None:
+    """S24: it says nothing by itself, what is in its chunk counts, and what comes after it does as well."""
+    client = Client(decode(stream=True))
+    client.feed(sse([D(content="a")], done=False))
+    before = len(client.events)
+    client.feed(sse([D(finish="length")], done=False))
+    assert len(client.events) == before
+    client.feed(sse([D(content="b", finish="stop", stop=None), D(content="c"), U(7, 3)], done=False))
+    assert types(client)[-1] == "content_block_delta"
+    client.feed(sse([]), last=True)
+    assert blocks(client.events) == [("text", "abc")]
+    assert ending(client.events) == ("end_turn", None)
+    assert client.events[-2]["usage"]["output_tokens"] == 3
+
+
 @pytest.mark.parametrize("done", [True, False])
 def test_no_finish_reason_is_a_failure(done: bool) -> None:
     """Case 23, S27, S30: a dropped connection is never an end of turn; the open block stays open."""
