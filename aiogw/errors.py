@@ -251,8 +251,8 @@ class QueueTooSlow(Refusal):
     def message(self) -> str:
         away = f"is about {self.estimated_seconds or 0:.0f} s away"
         return (
-            f"A slot of the upstream {self.upstream!r} {away}, more than the {self.queue_timeout_seconds:g} s a request "
-            f"may wait; try again in {self.retry_after_seconds} s"
+            f"A slot of the upstream {self.upstream!r} {away}, more than the {self.queue_timeout_seconds:g} s one "
+            f"may wait for; try again in {self.retry_after_seconds} s"
         )
 
 
