@@ -282,7 +282,9 @@ class ClientStream:
 
     def _departed(self) -> None:
         self._departure = None
-        self._lose(CLIENT_GONE)
+        # Whoever has been given everything may go.
+        if not self.ended or self._buffered():
+            self._lose(CLIENT_GONE)
 
     def _lose(self, code: str) -> None:
         self.ended = True

@@ -47,7 +47,8 @@ def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
         request[RECORD] = record
         try:
             response = await handler(request)
-            if record.status is None:
+            # A client that has gone was told none.
+            if record.status is None and response.status:
                 record.status = response.status
                 record.response_bytes = response.content_length or 0
             return response

@@ -14,12 +14,22 @@ PACKAGE = ROOT / "aiogw"
 
 VOCABULARY = ("canonical", "errors")
 # The one module that knows both sides; and the one that knows all.
-BELOW_RELAY = ("admission.gate", "clientstream", "dialects", "middleware", "record", "routing", "upstream")
+BELOW_RELAY = (
+    "admission.gate",
+    "clientstream",
+    "departures",
+    "dialects",
+    "middleware",
+    "record",
+    "routing",
+    "upstream",
+)
 BELOW_APP = (
     "",
     "admission",
     "catalogue",
     "config",
+    "departures",
     "dialects",
     "metrics",
     "middleware",
@@ -57,7 +67,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "upstream.pool": (*VOCABULARY, "upstream.connection"),
     },
     "aiohttp.web": {
-        "clientstream": (*VOCABULARY, "record"),
+        "clientstream": (*VOCABULARY, "departures", "record"),
+        "departures": (),
         "metrics": ("", "admission.gate", "record"),
         "middleware": (*VOCABULARY, "clientstream", "dialects", "record", "routing"),
         "relay": (*VOCABULARY, *BELOW_RELAY),

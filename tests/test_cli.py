@@ -169,3 +169,25 @@ def test_it_runs_until_it_is_told_to_stop(file: Callable[..., Path]) -> None:
         out, err = process.communicate(timeout=20)
     assert (0, "") == (process.returncode, out)
     assert err.splitlines()[-1].endswith("stopped")
+
+
+TOLD_WHILE_IT_STARTS = """
+import os, signal, sys
+from aiogw import cli
+
+class Importing:
+    def find_spec(name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Importing)
+sys.exit(cli.main(["--config", {path!r}]))
+"""
+
+
+@pytest.mark.parametrize("module", ["uvloop", "aiogw.app", "aiogw.relay"])
+def test_it_may_be_told_to_stop_before_it_runs(file: Callable[..., Path], module: str) -> None:
+    """SIGTERM during start-up is as orderly an end, with nothing to say."""
+    code = TOLD_WHILE_IT_STARTS.format(module=module, path=str(file()))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (0, "", "") == (done.returncode, done.stdout, done.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,24 +14,49 @@ from rig import FakeTransport, eventually
 
 from aiogw import clientstream
 from aiogw.canonical import ResponseHead
-from aiogw.clientstream import ClientStream
+from aiogw.clientstream import JOINED_BYTES, ClientStream
+from aiogw.departures import Departures, Watched
 from aiogw.errors import ClientGone
 
 HEAD = ResponseHead(status=200, content_type="text/plain", content_length=None, headers=(("x-a", "1"),))
 
 
+class Noted(Departures):
+    """Nobody leaves unless the test says so."""
+
+    def __init__(self) -> None:
+        self.watched: list[Watched] = []
+
+    def watch(self, fileno: int, departed: Callable[[], None]) -> Watched:
+        self.watched.append(Watched(fileno, departed))
+        return self.watched[-1]
+
+    def forget(self, watched: Watched) -> None:
+        self.watched.remove(watched)
+
+
 class Client:
     """A stream, its transport, and what the stream has told."""
 
-    def __init__(self, *, version: Any = HttpVersion11, close: bool = False, stall_timeout_seconds: float = 5) -> None:
+    def __init__(
+        self,
+        *,
+        version: Any = HttpVersion11,
+        close: bool = False,
+        stall_timeout_seconds: float = 5,
+        sock: socket.socket | None = None,
+        departures: Departures | None = None,
+    ) -> None:
         self.told: list[str] = []
         self.transport = FakeTransport(asyncio.Protocol(), asyncio.get_running_loop())
+        self.transport._extra["socket"] = sock  # type: ignore[attr-defined]
         request = make_mocked_request("POST", "/", version=version, closing=close, transport=self.transport)
         self.stream = ClientStream(
             request,
             headers=[("x-request-id", "r-1")],
             buffer_bytes=1000,
             stall_timeout_seconds=stall_timeout_seconds,
+            departures=Noted() if departures is None else departures,
             on_full=lambda: self.told.append("full"),
             on_drained=lambda: self.told.append("drained"),
             on_lost=self.told.append,
@@ -81,6 +107,13 @@ async def test_a_response_with_a_length() -> None:
     assert client.body == b"hello"
     assert client.stream.keep_alive
     assert not client.transport.closing
+
+
+async def test_a_large_chunk_is_not_copied() -> None:
+    """It goes out between its frame, and is framed like any other."""
+    client = Client()
+    client.stream.send(b"x" * JOINED_BYTES, head=HEAD)
+    assert client.body == b"%x\r\n" % JOINED_BYTES + b"x" * JOINED_BYTES + b"\r\n"
 
 
 async def test_a_response_in_one_write() -> None:
@@ -138,11 +171,15 @@ async def test_a_connection_that_is_to_be_closed() -> None:
 
 
 async def test_fewer_bytes_than_announced() -> None:
-    """A response that falls short of its length ends with its connection and not in order."""
+    """A response that falls short of its length ends with its connection and not in order, and is a fault of ours."""
     client = Client()
     client.stream.send(b"hell", head=ResponseHead(status=200, content_type="", content_length=5))
+    before = client.transport.written
     client.stream.send(b"", last=True)
-    assert client.transport.closing
+    assert client.told == ["internal_error"]
+    assert client.transport.aborted
+    assert client.transport.written == before
+    assert client.stream.ended
     assert client.stream.response().keep_alive is False
 
 
@@ -201,12 +238,13 @@ async def test_a_request_without_a_connection() -> None:
     request = make_mocked_request("POST", "/")
     told: list[str] = []
     request._transport_ssl_context = None
-    request._protocol.transport = None  # type: ignore[misc]
+    request._protocol.transport = None
     stream = ClientStream(
         request,
         headers=(),
         buffer_bytes=10,
         stall_timeout_seconds=1,
+        departures=(departures := Noted()),
         on_full=lambda: None,
         on_drained=lambda: None,
         on_lost=told.append,
@@ -217,6 +255,8 @@ async def test_a_request_without_a_connection() -> None:
     stream.break_off()
     await stream.drained()
     assert told == ["client_gone"]
+    stream.close()
+    assert departures.watched == []
 
 
 @pytest.mark.parametrize("unread", [b"", b"more bytes that nobody has read"])
@@ -225,8 +265,7 @@ async def test_asking_the_kernel(how: str, unread: bytes) -> None:
     """Whether a client has closed can be asked without reading, also behind bytes that were not read."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        client = Client()
-        client.transport._extra["socket"] = ours  # type: ignore[attr-defined]
+        client = Client(sock=ours)
         theirs.send(unread or b"x")
         if how == "close":
             theirs.close()
@@ -235,9 +274,76 @@ async def test_asking_the_kernel(how: str, unread: bytes) -> None:
         assert client.stream.left_unnoticed() == (how != "stay")
 
 
-async def test_asking_the_kernel_without_a_socket() -> None:
-    """Where there is no socket to ask, nobody has left."""
-    assert not Client().stream.left_unnoticed()
+@pytest.mark.parametrize("closed", [False, True])
+async def test_asking_the_kernel_without_a_socket(closed: bool) -> None:
+    """Where there is no socket to ask, or none any more, there is nobody to answer."""
+    with socket.socket() as ours:
+        client = Client(sock=ours if closed else None)
+    assert client.stream.left_unnoticed()
+
+
+@pytest.mark.parametrize("how", ["close", "half-close"])
+async def test_a_client_that_nobody_reads_leaves(how: str) -> None:
+    """Its departure is noticed behind bytes that are not read, and ends the response at once."""
+    departures = Departures(asyncio.get_running_loop())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = Client(sock=ours, departures=departures)
+        theirs.send(b"the beginning of another request")
+        client.stream.send(b"hello", head=HEAD)
+        theirs.close() if how == "close" else theirs.shutdown(socket.SHUT_WR)
+        await eventually(lambda: client.told == ["client_gone"])
+        assert client.transport.aborted
+        assert client.stream.ended
+        assert client.stream.response().keep_alive is False
+        client.stream.close()
+    departures.close()
+
+
+async def test_one_that_was_given_everything_may_leave() -> None:
+    """After the end of a response that has gone out, a departure is nobody's loss."""
+    with socket.socket() as ours:
+        departures = Noted()
+        client = Client(sock=ours, departures=departures)
+        assert [ours.fileno()] == [one.fileno for one in departures.watched]
+        client.stream.send(b"hello", head=HEAD, last=True)
+        departures.watched[0].departed()
+        assert client.told == []
+        assert not client.transport.aborted
+
+
+async def test_one_that_leaves_before_it_has_taken_all() -> None:
+    """What still waits in the buffer is lost, and whoever waits for it to be taken learns of it."""
+    with socket.socket() as ours:
+        departures = Noted()
+        client = Client(sock=ours, departures=departures)
+        client.stream.send(b"hello", head=HEAD, last=True)
+        client.transport.unsent = 10
+        waiting = asyncio.ensure_future(client.stream.drained())
+        await asyncio.sleep(0)
+        departures.watched[0].departed()
+        with pytest.raises(ClientGone) as caught:
+            await waiting
+        assert caught.value.code == "client_gone"
+        assert client.told == ["client_gone"]
+        assert client.transport.aborted
+        client.stream.close()
+
+
+async def test_after_the_end_nobody_is_watched() -> None:
+    """``close`` ends that too, once, and has nothing to end after a departure."""
+    with socket.socket() as ours:
+        departures = Noted()
+        client = Client(sock=ours, departures=departures)
+        assert len(departures.watched) == 1
+        client.stream.close()
+        client.stream.close()
+        assert departures.watched == []
+        client = Client(sock=ours, departures=departures)
+        departures.watched[0].departed()
+        departures.watched.clear()
+        client.stream.close()
+        assert client.told == ["client_gone"]
 
 
 # -- a client that reads slowly -------------------------------------------------------------------------------------
@@ -295,6 +401,39 @@ async def test_a_slow_client_is_not_given_up(monkeypatch: pytest.MonkeyPatch) ->
         await asyncio.sleep(0.01)  # its pace
         client.transport.unsent += 1
     assert client.told == ["full", "client_stalled"]
+
+
+async def test_what_the_kernel_holds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that takes what the kernel still had for it is slow, though its buffer here has not moved."""
+    monkeypatch.setattr(clientstream, "WATCH_SECONDS", 0.005)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for _ in range(10):
+            ours.send(b"x" * 1000)
+        client = Client(sock=ours, stall_timeout_seconds=0.1)
+        client.transport.unsent = 2000
+        client.stream.send(b"x", head=HEAD)
+        for _ in range(8):
+            await asyncio.sleep(0.03)  # in all more than twice the time-out
+            theirs.recv(1000)
+        assert client.told == ["full"]
+        await eventually(lambda: client.told == ["full", "client_stalled"])
+        assert client.transport.aborted
+
+
+@pytest.mark.parametrize("how", ["listening", "closed"])
+async def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Where it cannot be asked, the buffer here is what counts."""
+    monkeypatch.setattr(clientstream, "WATCH_SECONDS", 0.001)
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        client = Client(sock=ours)
+        if how == "closed":
+            ours.close()
+        client.transport.unsent = 2000
+        client.stream.send(b"x", head=HEAD)
+        client.transport.unsent = 0
+        await eventually(lambda: client.told == ["full", "drained"])
+        client.stream.close()
 
 
 async def test_waiting_until_all_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

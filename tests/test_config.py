@@ -349,19 +349,36 @@ def test_members_for_a_body_are_json(key: Key, value: Any, expected: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    "name", ["model", "messages", "prompt", "prompt_embeds", "input", "stream", "stream_options", "n", "best_of"]
+)
+@pytest.mark.parametrize("key", of_type(Members))
+def test_what_decides_is_the_clients_to_say(key: Key, name: str) -> None:
+    """A member by which the gateway has routed or weighed a request cannot be put into it afterwards."""
+    expected = f"{name} is for the client to say: the gateway has decided by it before this is merged in"
+    assert [f"{'.'.join(key)}: {expected}"] == faults_of(changed(key, {"top_k": 20, name: 1}))
+
+
+@pytest.mark.parametrize("key", of_type(Members))
+def test_what_decides_may_be_deeper(key: Key) -> None:
+    """Only the members of the body itself decide; an argument of a template may have any name."""
+    load(changed(key, {"chat_template_kwargs": {"n": 1, "stream": True}}))
+
+
+@pytest.mark.parametrize(
+    ("value", "place", "expected"),
     [
-        (3, "expected a table of names and their models, found an integer (3)"),
-        (["claude"], "expected a table of names and their models, found an array"),
-        ({"claude": ""}, 'expected a string that is not empty, found a string ("")'),
-        ({"claude": 3}, "expected a string that is not empty, found an integer (3)"),
-        ({"": "reasoning"}, 'expected a string that is not empty, found a string ("")'),
+        (3, "", "expected a table of names and their models, found an integer (3)"),
+        (["claude"], "", "expected a table of names and their models, found an array"),
+        ({"claude": ""}, ".claude", 'expected a string that is not empty, found a string ("")'),
+        ({"claude": 3}, ".claude", "expected a string that is not empty, found an integer (3)"),
+        ({"a": "reasoning", "b c": []}, '."b c"', "expected a string that is not empty, found an array"),
+        ({"": "reasoning"}, '.""', 'expected a string that is not empty, found a string ("")'),
     ],
     ids=repr,
 )
-def test_aliases_are_names_for_models(value: Any, expected: str) -> None:
-    """An alias has a name, and a model that has one."""
-    assert f"upstreams.reasoning.aliases: {expected}" in faults_of(changed((*DIALECT[:2], "aliases"), value))
+def test_aliases_are_names_for_models(value: Any, place: str, expected: str) -> None:
+    """An alias has a name, and a model that has one; the fault is at the alias."""
+    assert f"upstreams.reasoning.aliases{place}: {expected}" in faults_of(changed((*DIALECT[:2], "aliases"), value))
 
 
 @pytest.mark.parametrize("value", ["INFO", "trace", "", 20, True, ["info"], {}], ids=repr)
@@ -376,21 +393,30 @@ def test_a_choice_names_what_there_is(key: Key, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("value", "place", "expected"),
     [
-        ([], "expected an array of at least one name, found none"),
-        ("reasoning", 'expected an array of at least one name, found a string ("reasoning")'),
-        ({}, "expected an array of at least one name, found a table"),
-        (["a", ""], 'expected a string that is not empty, found a string ("")'),
-        (["a", 3], "expected a string that is not empty, found an integer (3)"),
-        ([["a"]], "expected a string that is not empty, found an array"),
+        ([], "", "expected an array of at least one name, found none"),
+        ("reasoning", "", 'expected an array of at least one name, found a string ("reasoning")'),
+        ({}, "", "expected an array of at least one name, found a table"),
+        (["a", ""], ".1", 'expected a string that is not empty, found a string ("")'),
+        (["a", 3], ".1", "expected a string that is not empty, found an integer (3)"),
+        ([["a"]], ".0", "expected a string that is not empty, found an array"),
     ],
 )
 @pytest.mark.parametrize("key", of_type(Names))
-def test_a_list_of_names_has_one(key: Key, value: Any, expected: str) -> None:
-    """An upstream has at least one model, and each has a name; efforts likewise."""
+def test_a_list_of_names_has_one(key: Key, value: Any, place: str, expected: str) -> None:
+    """An upstream has at least one model, and each has a name; efforts likewise; the fault is at the one."""
     document = changed(key, value, ((*DIALECT[:2], "aliases"), ...))
-    assert [f"{'.'.join(key)}: {expected}"] == faults_of(document)
+    assert [f"{'.'.join(key)}{place}: {expected}"] == faults_of(document)
+
+
+def test_each_wrong_name_is_a_fault() -> None:
+    """All of a list are told at once, and nothing that only follows from them: the aliases are not in question."""
+    expected = [
+        "upstreams.reasoning.models.0: expected a string that is not empty, found an integer (3)",
+        "upstreams.reasoning.models.2: expected a string that is not empty, found an array",
+    ]
+    assert expected == faults_of(changed((*DIALECT[:2], "models"), [3, "a", ["b"]]))
 
 
 @pytest.mark.parametrize(
@@ -458,7 +484,12 @@ def test_an_unknown_key_is_refused_with_the_known_ones(key: Key, path: str) -> N
         ("http://[::1]:80", UpstreamAddress(scheme="http", host="::1", port=80), "http://[::1]:80"),
         ("http://[0:0:0:0:0:0:0:1]", UpstreamAddress(scheme="http", host="::1", port=80), "http://[::1]:80"),
         ("http://10.0.0.1:1", UpstreamAddress(scheme="http", host="10.0.0.1", port=1), "http://10.0.0.1:1"),
+        ("http://[::ffff:10.0.0.1]:1", UpstreamAddress(scheme="http", host="10.0.0.1", port=1), "http://10.0.0.1:1"),
+        ("http://10.0.0.1.", UpstreamAddress(scheme="http", host="10.0.0.1", port=80), "http://10.0.0.1:80"),
+        ("http://4.gpu-7", UpstreamAddress(scheme="http", host="4.gpu-7", port=80), "http://4.gpu-7:80"),
+        ("http://host/a..b/.c", UpstreamAddress(scheme="http", host="host", port=80, prefix="/a..b/.c"), None),
         ("unix:/run/vllm.sock", UpstreamAddress(scheme="http", path="/run/vllm.sock"), "unix:/run/vllm.sock"),
+        ("unix:///run/./x/..//vllm.sock/", UpstreamAddress(scheme="http", path="/run/vllm.sock"), None),
     ],
 )
 def test_an_upstreams_address_has_one_form(value: str, address: UpstreamAddress, shown: str | None) -> None:
@@ -509,6 +540,15 @@ def test_the_parts_of_an_address() -> None:
         "http://ho\x01st",
         "http://host/a b",
         "http://host/\x7f",
+        "http://127.1",
+        "http://2130706433",
+        "http://0177.0.0.1",
+        "http://127.0.0.01",
+        "http://127.0.0.256",
+        "http://1.2.3.4.5",
+        "http://host.7",
+        "http://0x7f000001",
+        "http://127.0.0.0X1",
         "http://host/ü",
         "http://\u2100x",
         "http://host:0",
@@ -537,6 +577,13 @@ def test_what_is_no_upstream_address(value: Any) -> None:
         ("http://host/?", "expected an address without a query or fragment"),
         ("http://host#x", "expected an address without a query or fragment"),
         ("http://user:secret@host", "expected an address without user name and password in it"),
+        ("http://host/a%2fb", "expected a path that can be written in one way only"),
+        ("http://host/a%20b/", "expected a path that can be written in one way only"),
+        ("http://host//a", "expected a path that can be written in one way only"),
+        ("http://host/a//b", "expected a path that can be written in one way only"),
+        ("http://host/./a", "expected a path that can be written in one way only"),
+        ("http://host/a/../b", "expected a path that can be written in one way only"),
+        ("http://host/a/..", "expected a path that can be written in one way only"),
     ],
 )
 def test_an_address_with_too_much_in_it(value: str, expected: str) -> None:
@@ -552,7 +599,13 @@ def test_an_address_with_too_much_in_it(value: str, expected: str) -> None:
         ("127.0.0.1:0", ListenAddress(host="127.0.0.1", port=0), "127.0.0.1:0"),
         ("LocalHost:8080", ListenAddress(host="localhost", port=8080), "localhost:8080"),
         ("[::]:65535", ListenAddress(host="::", port=65535), "[::]:65535"),
+        ("[::FFFF:127.0.0.1]:80", ListenAddress(host="127.0.0.1", port=80), "127.0.0.1:80"),
         ("unix:/run/aiogw/aiogw.sock", ListenAddress(path="/run/aiogw/aiogw.sock"), "unix:/run/aiogw/aiogw.sock"),
+        (
+            "unix://run/x/../aiogw//aiogw.sock",
+            ListenAddress(path="/run/aiogw/aiogw.sock"),
+            "unix:/run/aiogw/aiogw.sock",
+        ),
     ],
 )
 def test_where_to_listen(value: str, address: ListenAddress, shown: str) -> None:
@@ -563,7 +616,10 @@ def test_where_to_listen(value: str, address: ListenAddress, shown: str) -> None
 
 @pytest.mark.parametrize(
     "value",
-    ["", "host", ":80", "host:", "[::1]", "::1:80", "h:65536", "h:x", "unix:x", "h:1/x", "h :1", "u@h:1", 80, True, []],
+    [
+        *("", "host", ":80", "host:", "[::1]", "::1:80", "h:65536", "h:x", "unix:x", "h:1/x", "h :1", "u@h:1"),
+        *("127.1:80", "0:80", "0x7f.1:80", "127.0.0.01:80", 80, True, []),
+    ],
     ids=repr,
 )
 def test_what_is_no_place_to_listen(value: Any) -> None:
@@ -686,7 +742,10 @@ def test_faults_of_all_kinds_come_at_once() -> None:
         ("http://host/a", "http://host/a/"),
         ("http://[::1]", "http://[0:0::1]:80"),
         ("http://host:443", "https://host"),
+        ("http://10.0.0.1", "http://[::ffff:10.0.0.1]"),
+        ("http://10.0.0.1", "http://[::ffff:a00:1]:80/"),
         ("unix:/run/a", "unix:/run/a"),
+        ("unix:/run/a", "unix:///run/./b/../a"),
     ],
 )
 def test_two_spellings_of_one_address(one: str, other: str) -> None:
@@ -798,7 +857,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
     upstream=NAMES,
     models=st.lists(NAMES, min_size=1, max_size=4, unique=True),
     listen_at=st.sampled_from(["[::1]:80", "unix:/run/a b\"\\'/s.sock", "h:1"]),
-    url_of=st.sampled_from(["unix:/run/ü.sock", "https://h.:8443/Pre%20fix/", "http://[fe80::1]"]),
+    url_of=st.sampled_from(["unix:/run/ü.sock", "https://h.:8443/Pre-fix/", "http://[fe80::1]"]),
     seconds=st.floats(min_value=1e-9, max_value=1e9) | st.integers(1, 10**9),
 )
 def test_any_valid_configuration_is_read_back(

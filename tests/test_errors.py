@@ -225,6 +225,14 @@ def test_the_upstreams_retry_after_is_kept() -> None:
     assert 17 == upstream_status(429, upstream_retry_after_seconds=17).retry_after
 
 
+@pytest.mark.parametrize(
+    ("status", "named", "told"), [(503, None, 5), (503, 9, 9), (503, 0, 0), (429, None, None), (500, None, None)]
+)
+def test_an_upstream_that_is_busy_has_a_time(status: int, named: int | None, told: int | None) -> None:
+    """A 503 that does not say for how long is worth asking again soon; what it says itself counts."""
+    assert told == upstream_status(status, upstream_retry_after_seconds=named).retry_after
+
+
 def test_a_client_that_left_is_no_error_to_tell() -> None:
     """ClientGone is outside the tree, because nobody is left to read a document."""
     assert not issubclass(ClientGone, GatewayError)

@@ -186,6 +186,19 @@ async def test_a_body_that_is_too_large(
     assert [] == pipeline.seen
 
 
+@each_surface
+@pytest.mark.parametrize(("model", "logged"), [("gpt-4", "gpt-4"), ("ü" * 201, "ü" * 200)], ids=["short", "long"])
+async def test_an_unknown_model_is_on_record(
+    pipeline: Pipeline, client: Client, surface: str, path: str, model: str, logged: str
+) -> None:
+    """What was asked for is what the operator looks for, and no client fills the log with it."""
+    async with client.post(path, json={**BODY, "model": model}) as response:
+        assert 404 == response.status
+    record = await pipeline.record()
+    assert ("model_not_found", logged) == (record.outcome, record.model)
+    assert [] == pipeline.seen
+
+
 async def test_a_body_of_just_the_limit(pipeline: Pipeline, client: Client) -> None:
     """The limit itself is allowed."""
     body = json.dumps(BODY).encode()
@@ -212,7 +225,8 @@ async def test_a_client_that_is_given_up(pipeline: Pipeline, client: Client) -> 
     pipeline.handle = give_up
     with pytest.raises(aiohttp.ClientConnectionError):
         await client.post(PATHS["openai"], json=BODY)
-    assert "client_stalled" == (await pipeline.record()).outcome
+    record = await pipeline.record()
+    assert ("client_stalled", None, 0) == (record.outcome, record.status, record.response_bytes)
 
 
 async def test_a_client_that_leaves(pipeline: Pipeline, client: Client) -> None:

@@ -181,6 +181,7 @@ def _alias_table(value: Any) -> dict[Any, Any]:
 _AUTHORITY = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]*))(?::(?P<port>[0-9]{1,5}))?"
 )
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<authority>[^/]*)(?P<path>/[!-~]*)?", re.IGNORECASE)
 
 
@@ -196,8 +197,8 @@ def _host_and_port(authority: str, default_port: int | None) -> tuple[str, int]:
         address = ipaddress.IPv6Address(found["v6"])
         return str(address.ipv4_mapped or address.compressed), port
     host = found["host"].rstrip(".").lower()
-    if host.rpartition(".")[2].isdigit():
-        # 127.1 and 0177.0.0.1 are addresses to the resolver: only the usual way of writing one is taken.
+    if _NUMBER.fullmatch(host.rpartition(".")[2]):
+        # 127.1, 0177.0.0.1 and 0x7f.1 are addresses to the resolver: only the usual way of writing one is taken.
         ipaddress.IPv4Address(host)
     return host, port
 

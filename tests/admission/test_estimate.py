@@ -35,9 +35,15 @@ def test_running_requests_add_time_but_no_end() -> None:
     assert 9.0 == held(3, 3).mean_seconds([5, 7])
 
 
-def test_before_the_first_end_the_running_ones_count() -> None:
-    """The first wave already says that it takes at least as long as it has run."""
-    assert 12.0 == HoldTimes().mean_seconds([4, 8])
+def test_before_the_first_end_the_oldest_counts() -> None:
+    """The first wave already says that it takes at least as long as its oldest has run."""
+    assert 8.0 == HoldTimes().mean_seconds([4, 8, 2])
+
+
+@pytest.mark.parametrize(("ended", "expected"), [(10, 60.0), (2, 61.0)])
+def test_a_newcomer_waits_for_those_that_run(ended: int, expected: float) -> None:
+    """Two that run since 60 s are not outvoted by many that ended after one: it is never less than their mean age."""
+    assert expected == held(*[1.0] * ended).mean_seconds([60, 60])
 
 
 def test_the_mean_grows_while_the_upstream_hangs() -> None:
@@ -81,6 +87,7 @@ def test_an_estimate_is_finite_and_not_negative(
 ) -> None:
     """Whatever the history, the estimate is finite and not negative, and more ahead is never less to wait."""
     mean = held(*ended).mean_seconds(ages)
+    assert sum(ages) / max(1, len(ages)) <= mean * (1 + 1e-9)
     estimate = wait_seconds(mean_held_seconds=mean, running=running, ahead=ahead)
     assert 0 <= estimate < math.inf
     assert estimate <= wait_seconds(mean_held_seconds=mean, running=running, ahead=ahead + 1)

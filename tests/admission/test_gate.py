@@ -635,8 +635,8 @@ def test_retry_after_before_anything_has_ended() -> None:
     house.fill("ab")
     assert 2 == refused(house).retry_after_seconds
     house.loop.pass_time(10)
-    # Two that have run for ten seconds each, and no end: twenty seconds for the first end, of one slot in two.
-    assert 10 == refused(house).retry_after_seconds
+    # Two that have run for ten seconds each, and no end: ten seconds for an end, of one slot in two.
+    assert 5 == refused(house).retry_after_seconds
 
 
 def test_a_timeout_has_a_retry_after_as_well() -> None:

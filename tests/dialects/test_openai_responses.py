@@ -351,12 +351,19 @@ def test_a_whole_answer_gets_no_sign() -> None:
     assert b"" == begun(TERMS, evolve(EVENTS, content_length=100)).wait(0, None)
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "text/html", ""])
-def test_no_stream_after_a_sign(content_type: str) -> None:
+@pytest.mark.parametrize(
+    ("content_type", "reason"),
+    [
+        ("application/json", "it answered a request for a stream with 'application/json'"),
+        ("text/html", "it answered with text/html where application/json was due"),
+        ("", "it answered with no content type where application/json was due"),
+    ],
+)
+def test_no_stream_after_a_sign(content_type: str, reason: str) -> None:
     """O11: a document inside of an event stream would be garbage, so it is a failure, and told as one."""
     encoder = PassThrough(TERMS)
     encoder.wait(0, 1.0)
-    with pytest.raises(UpstreamBroken, match="it answered a request for a stream with") as caught:
+    with pytest.raises(UpstreamBroken, match=reason) as caught:
         encoder.begin(evolve(JSON, content_type=content_type))
     told = encoder.fail(caught.value, "req_1")
     assert told is not None
@@ -405,6 +412,122 @@ def test_no_id_and_no_empty_event_is_ours() -> None:
     signs = encoder.wait(2, 1.0) + encoder.wait(0, None)
     for line in signs.split(b"\n"):
         assert line == b"" or line.startswith(b":")
+
+
+# -- what an answer may be -------------------------------------------------------------------------------------------
+
+TEXTUAL = (Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.BATCH)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/html; charset=utf-8", "", "text/plain", "text/event-streams", "application/jsonl", "x; application/json"],
+)
+@pytest.mark.parametrize("operation", TEXTUAL)
+def test_a_page_is_no_answer(operation: Operation, content_type: str) -> None:
+    """What a proxy in between says with a 200 is the upstream's failure, and no empty answer."""
+    encoder = PassThrough(evolve(TERMS, operation=operation))
+    with pytest.raises(UpstreamBroken, match="where application/json was due") as caught:
+        encoder.begin(evolve(JSON, content_type=content_type))
+    assert encoder.head is None
+    assert encoder.fail(caught.value, "req_1") is None
+
+
+@pytest.mark.parametrize("content_type", ["Application/JSON", "application/json ;charset=utf-8", "TEXT/event-stream;x"])
+@pytest.mark.parametrize("operation", TEXTUAL)
+def test_json_and_events_are_answers(operation: Operation, content_type: str) -> None:
+    """However they are spelt, and whatever parameters they have."""
+    head = begun(evolve(TERMS, operation=operation), evolve(JSON, content_type=content_type)).head
+    assert head is not None
+    assert content_type == head.content_type
+
+
+@pytest.mark.parametrize("content_type", ["audio/wav", "text/plain", "application/octet-stream", "", "text/html"])
+@pytest.mark.parametrize("operation", [operation for operation in Operation if operation not in TEXTUAL])
+def test_other_operations_answer_as_they_like(operation: Operation, content_type: str) -> None:
+    """Transcripts may be plain text or subtitles, embeddings bytes: they pass as they are."""
+    encoder = begun(evolve(WHOLE, operation=operation), evolve(JSON, content_type=content_type))
+    assert encoder.head is not None
+    assert content_type == encoder.head.content_type
+    assert b"<html>" == relay(encoder, b"<html>")
+
+
+@pytest.mark.parametrize(
+    ("terms", "head", "length"),
+    [
+        (TERMS, EVENTS, 100),
+        (ACCOUNTED, EVENTS, None),
+        (TWICE, EVENTS, None),
+        (WHOLE, JSON, 100),
+        (evolve(WHOLE, accounting=True), JSON, 100),
+        (evolve(TWICE, stream=False), JSON, None),
+    ],
+    ids=["events", "accounted", "twice", "whole", "whole-accounted", "whole-twice"],
+)
+def test_what_may_be_changed_has_no_length(terms: ReplyTerms, head: ResponseHead, length: int | None) -> None:
+    """O3: an event may be hidden, or grow, so the number of bytes that was announced is not promised any more."""
+    found = begun(terms, evolve(head, content_length=100)).head
+    assert found is not None
+    assert length == found.content_length
+
+
+# -- failures on /v1/responses ---------------------------------------------------------------------------------------
+
+
+def refused_by_upstream(message: str) -> UpstreamStatus:
+    return UpstreamStatus(
+        upstream="reasoning",
+        upstream_status=400,
+        upstream_message=message,
+        error=None,
+        upstream_retry_after_seconds=None,
+    )
+
+
+TOO_LONG = "This model's maximum context length is 40960 tokens. However, you requested 50000 tokens."
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (REFUSAL, "rate_limit_exceeded", f"{REFUSAL.message}. Please try again in 3s."),
+        (refused_by_upstream(TOO_LONG), "context_length_exceeded", TOO_LONG),
+        (refused_by_upstream("no"), "server_error", "no"),
+        (
+            UpstreamBroken(upstream="reasoning", reason=TOO_LONG),
+            "server_error",
+            UpstreamBroken(upstream="reasoning", reason=TOO_LONG).message,
+        ),
+    ],
+    ids=["refusal", "too-long", "upstream", "broken"],
+)
+def test_a_responses_stream_fails_in_its_own_words(error: GatewayError, code: str, message: str) -> None:
+    """An ``error`` is nothing to a client of /v1/responses: it waits for the event that ends each of its streams."""
+    encoder = PassThrough(evolve(TERMS, operation=Operation.RESPONSES, must_finish=False))
+    encoder.wait(0, 1.0)
+    told = encoder.fail(error, "req_1")
+    assert told is not None
+    name, data, *rest = told.split(b"\n")
+    assert (b"event: response.failed", [b"", b""]) == (name, rest)
+    event = json.loads(data.removeprefix(b"data: "))
+    assert {"type", "sequence_number", "response"} == set(event)
+    assert ("response.failed", 2**31 - 1) == (event["type"], event["sequence_number"])
+    assert {
+        "id": "resp_req_1",
+        "object": "response",
+        "status": "failed",
+        "output": [],
+        "error": {"code": code, "message": message},
+    } == event["response"]
+
+
+def test_a_responses_failure_is_not_glued_to_an_event() -> None:
+    """Half an event that has gone out is closed before it."""
+    encoder = begun(evolve(TERMS, operation=Operation.RESPONSES, must_finish=False))
+    encoder.feed(b"x" * (HELD_BYTES + 1), last=False)
+    told = encoder.fail(REFUSAL, "req_1")
+    assert told is not None
+    assert told.startswith(b"\n\nevent: response.failed\n")
 
 
 # -- what decides ---------------------------------------------------------------------------------------------------

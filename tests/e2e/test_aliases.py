@@ -19,6 +19,7 @@ from rig import (
     everywhere_both_ways,
     upstream_table,
     vllm_error,
+    whole,
 )
 
 ALIAS = "claude-sonnet-4-5"
@@ -147,6 +148,19 @@ async def test_accounting_end_to_end(rig: Rig, include: bool | None) -> None:
     assert (20, 2) == (record["prompt_tokens"], record["completion_tokens"])
     for kind in ("prompt", "completion"):
         assert await gateway.metric("aiogw_tokens_total", upstream="reasoning", kind=kind) > 0
+
+
+@pytest.mark.parametrize("include", [False, True])
+async def test_accounting_of_a_stream_with_a_length(rig: Rig, include: bool) -> None:
+    """O3: a length that the upstream has announced is not promised where the usage may be taken out."""
+    said = whole(b"".join(STREAM), content_type="text/event-stream")
+    upstream = await rig.upstream(lambda exchange: exchange.finish(said))
+    gateway = await rig.gateway(upstream, dialect={"accounting": True})
+    response = await rig.ask(gateway, OPENAI, stream=True, stream_options={"include_usage": include})
+    assert (200, True) == (response.status, response.complete)
+    assert b"".join(event for event in STREAM if include or b'"choices":[]' not in event) == response.body
+    record = await gateway.record(outcome="completed")
+    assert (20, 2) == (record["prompt_tokens"], record["completion_tokens"])
 
 
 async def test_capabilities_reach_the_dialects(rig: Rig) -> None:

@@ -200,7 +200,8 @@ async def test_a_hostile_model_name(rig: Rig, surface: Surface, model: str) -> N
     assert response.header("x-evil") is None
     assert b"\x00" not in response.body
     (record,) = gateway.records
-    assert "model" not in record
+    # Half of a surrogate pair is no character, and a dialect may say so.
+    assert record["model"] in (model[:200], model.replace("\ud800", "\ufffd"))
 
 
 @pytest.mark.parametrize("model", [None, 7, ["reasoning"], {"id": "reasoning"}, True, ""])

@@ -229,12 +229,12 @@ async def test_a_recording_goes_up_as_it_is(rig: Rig) -> None:
 
 
 async def test_an_answer_without_a_body(rig: Rig) -> None:
-    """A 204 has no body and no length, and its connection goes on."""
+    """A 204 has no body and no length, and its connection goes on; of an operation whose answer may be anything."""
     upstream = await rig.upstream(lambda exchange: exchange.finish(head(204)))
     gateway = await rig.gateway(upstream)
     client = await rig.client(gateway)
     for tag in (1, 2):
-        await client.post(OPENAI.path, OPENAI.body(tag))
+        await client.post("/v1/embeddings", OPENAI.body(tag))
         response = await client.response()
         assert (response.status, response.body) == (204, b"")
         assert response.header("content-length") is None

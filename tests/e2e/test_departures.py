@@ -14,7 +14,9 @@ from rig import (
     WHOLE,
     Daemon,
     Exchange,
+    RawClient,
     Rig,
+    RunningGateway,
     Surface,
     answer,
     chunk,
@@ -30,6 +32,18 @@ WAYS_AND_ONE_DAEMON = (*((False, how) for how in WAYS), (True, "rst"))
 
 # What a client's departure may take until the upstream's connection is closed.
 PROMPTLY_SECONDS = 0.25
+
+
+# More than aiohttp takes in before it stops reading, so that what is left hides the end of the connection.
+BEGINNING = request_bytes("POST", OPENAI.path, None, "content-length: 900000") + b"x" * 600_000
+
+
+async def send_ahead(gateway: RunningGateway, client: RawClient) -> None:
+    """Send the beginning of another large request, and wait until the gateway has read as much of it as it will."""
+    await client.send(BEGINNING)
+    for _ in range(10):
+        # Each is at least one turn of its loop, in which it also looks at the client.
+        await gateway.metrics()
 
 
 async def closed_promptly(exchange: Exchange, left_at: float) -> None:
@@ -115,6 +129,45 @@ async def test_a_place_in_a_full_queue_becomes_free(rig: Rig, surface: Surface) 
     (await upstream.exchange(1)).answer()
     assert (await fourth.response()).status == 200
     assert upstream.tags == [1, 4]
+
+
+@pytest.mark.parametrize("how", WAYS)
+async def test_leaving_the_queue_behind_half_a_request(rig: Rig, surface: Surface, process: bool, how: str) -> None:
+    """A client that has begun another request, which nobody reads, gives its place up as promptly as any."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, queue_timeout_seconds=60, first_byte_timeout_seconds=60, process=process)
+    first = await rig.post(gateway, surface, 1)
+    exchange = await upstream.exchange(0)
+    (leaver,) = await rig.queued(gateway, surface, [2])
+    await send_ahead(gateway, leaver)
+
+    left_at = time.monotonic()
+    leaver.leave(how)
+    await gateway.waiting(0)
+    assert time.monotonic() - left_at < 1
+    record = await gateway.record(outcome="client_gone")
+    assert "status" not in record
+    exchange.answer()
+    assert 200 == (await first.response()).status
+    await rig.check_usable(gateway, upstream)
+    assert 2 not in upstream.tags
+
+
+@pytest.mark.parametrize("how", ["fin", "half-close"])
+async def test_leaving_the_queue_of_a_unix_socket_behind_half_a_request(rig: Rig, process: bool, how: str) -> None:
+    """The same on a Unix socket."""
+    upstream = await rig.upstream()
+    server = {"listen": f"unix:{rig.directory}/gateway.sock"}
+    gateway = await rig.gateway(upstream, queue_timeout_seconds=60, server=server, process=process)
+    first = await rig.post(gateway, OPENAI, 1)
+    exchange = await upstream.exchange(0)
+    (leaver,) = await rig.queued(gateway, OPENAI, [2])
+    await send_ahead(gateway, leaver)
+    leaver.leave(how)
+    await gateway.waiting(0)
+    exchange.answer()
+    assert 200 == (await first.response()).status
+    assert [1] == upstream.tags
 
 
 # -- in the very tick of the grant ----------------------------------------------------------------------------------
@@ -213,6 +266,24 @@ async def test_leaving_before_the_first_byte(rig: Rig, surface: Surface, stream:
     gateway = await rig.gateway(upstream, process=process)
     client = await rig.post(gateway, surface, 1, stream=stream)
     exchange = await upstream.exchange(0)
+
+    left_at = time.monotonic()
+    client.leave(how)
+    await closed_promptly(exchange, left_at)
+    await gateway.record(outcome="client_gone")
+    await rig.check_usable(gateway, upstream)
+
+
+@pytest.mark.parametrize("how", WAYS)
+async def test_leaving_behind_half_a_request_before_the_first_byte(
+    rig: Rig, surface: Surface, stream: bool, process: bool, how: str
+) -> None:
+    """The same of a client that has begun another request, which nobody reads."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, first_byte_timeout_seconds=60, process=process)
+    client = await rig.post(gateway, surface, 1, stream=stream)
+    exchange = await upstream.exchange(0)
+    await send_ahead(gateway, client)
 
     left_at = time.monotonic()
     client.leave(how)

@@ -305,7 +305,9 @@ async def test_header_values_keep_their_bytes(rig: Rig) -> None:
 
     upstream = await rig.upstream(script)
     gateway = await rig.gateway(upstream)
-    response = await rig.ask(gateway, OPENAI)
+    client = await rig.client(gateway)
+    await client.post("/v1/embeddings", OPENAI.body())
+    response = await client.response()
     assert b"\r\ncontent-disposition: " + name + b"\r\n" in response.raw_head
 
 
@@ -333,3 +335,33 @@ async def test_an_answer_that_is_no_document(rig: Rig, stream: bool) -> None:
     ANTHROPIC.error(response)
     await eventually(lambda: upstream.in_flight == 0)
     await rig.check_usable(gateway, upstream)
+
+
+PAGE = whole(b"<html>sign in</html>", content_type="text/html; charset=utf-8")
+
+
+@pytest.mark.parametrize("said", [PAGE, whole(b"hello", content_type="text/plain"), head(204)])
+@pytest.mark.parametrize("path", [OPENAI.path, "/v1/completions", "/v1/responses", f"{OPENAI.path}/batch"])
+async def test_a_success_that_is_no_answer(rig: Rig, path: str, stream: bool, said: bytes) -> None:
+    """A page of a proxy in between is not passed on as a success: a client would take it for an empty answer."""
+    upstream = await rig.upstream(lambda exchange: exchange.finish(said))
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    await client.post(path, OPENAI.body(stream=stream))
+    response = await client.response()
+    assert 502 == response.status
+    assert "upstream_broken" == OPENAI.code(response)
+    assert "application/json was due" in OPENAI.error(response)["message"]
+    await gateway.record(outcome="upstream_broken", status=502)
+    await rig.check_usable(gateway, upstream)
+
+
+async def test_a_transcription_is_text(rig: Rig) -> None:
+    """Whisper's answers may be plain text, so there any content type passes."""
+    upstream = await rig.upstream(lambda exchange: exchange.finish(whole(b"Hello", content_type="text/plain")))
+    gateway = await rig.gateway(upstream)
+    form = b'--XyZ\r\ncontent-disposition: form-data; name="model"\r\n\r\nreasoning\r\n--XyZ--\r\n'
+    client = await rig.client(gateway)
+    await client.request("POST", "/v1/audio/transcriptions", form, "content-type: multipart/form-data; boundary=XyZ")
+    response = await client.response()
+    assert (200, "text/plain", b"Hello") == (response.status, response.header("content-type"), response.body)

@@ -100,9 +100,9 @@ async def test_ipv6_on_both_sides(rig: Rig, surface: Surface, process: bool) -> 
     assert upstream.exchanges[0].request.header("host") == upstream.url.removeprefix("http://")
 
 
-async def run_until_exit(path: Path) -> tuple[int, str]:
+async def run_until_exit(path: Path, *arguments: str) -> tuple[int, str]:
     """Run the daemon to its end; returns its exit code and standard error."""
-    command = (sys.executable, "-m", "aiogw", "--config", str(path))
+    command = (sys.executable, "-m", "aiogw", *arguments, "--config", str(path))
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, told = await asyncio.wait_for(process.communicate(), 20)
     assert process.returncode is not None
@@ -188,6 +188,19 @@ async def test_a_configuration_with_faults(rig: Rig) -> None:
     assert len(lines) == 2
     assert any(line.startswith("aiogw: upstreams.reasoning.admission.cap:") for line in lines)
     assert any(line.startswith("aiogw: upstreams.reasoning.admission.queue_limit:") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("key", "members"),
+    [("body_defaults", {"n": 4}), ("thinking_on", {"messages": []}), ("thinking_off", {"stream": True})],
+)
+async def test_members_that_the_gate_decides_by(rig: Rig, key: str, members: dict[str, object]) -> None:
+    """What is merged into a body cannot change what the request was admitted as: ``check`` names the key."""
+    tables = {"reasoning": upstream_table("http://127.0.0.1:1", dialect={key: members})}
+    code, told = await run_until_exit(rig.config_file(configuration(tables)), "check")
+    assert 2 == code
+    (line,) = told.splitlines()
+    assert line.startswith(f"aiogw: upstreams.reasoning.dialect.{key}: {next(iter(members))} is for the client to say")
 
 
 async def test_more_clients_than_descriptors(rig: Rig) -> None:

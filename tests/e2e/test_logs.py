@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from rig import ANTHROPIC, OPENAI, STREAM, Rig, answer, eventually
+from rig import ANTHROPIC, OPENAI, STREAM, Rig, Surface, answer, eventually
 
 VALUE = r'("(?:[^"\\]|\\.)*"|[^\s"]+)'
 LINE = re.compile(
@@ -114,6 +114,16 @@ async def test_hostile_input_stays_on_its_line(rig: Rig, log_format: str) -> Non
             assert LINE.fullmatch(line), line
         else:
             json.loads(line)
+
+
+async def test_a_model_that_is_not_there_is_named(rig: Rig, surface: Surface, process: bool) -> None:
+    """Whoever looks for the reason of a 404 finds the name that was asked for, or the beginning of a long one."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, process=process)
+    for model in ("gpt-4o", "m" * 5000):
+        assert 404 == (await rig.ask(gateway, surface, model=model)).status
+        record = await gateway.record(model=model[:200])
+        assert ("model_not_found", 404) == (record["outcome"], record["status"])
 
 
 async def test_what_was_said_is_not_logged(rig: Rig) -> None:

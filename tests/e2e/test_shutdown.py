@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import sys
 import time
 
 import pytest
 from rig import (
     FIRST_EVENT,
     OPENAI,
+    PATIENCE_SECONDS,
     STREAM,
     SURFACES,
     Daemon,
     Rig,
     Surface,
+    configuration,
     eventually,
     request_bytes,
+    upstream_table,
 )
 
 
@@ -195,3 +200,25 @@ async def test_the_drain_says_what_it_does(rig: Rig) -> None:
     told = "\n".join(daemon.lines)
     for phrase in ("draining for at most 5 s", "stopping at once", '"message": "stopped"'):
         assert phrase in told
+
+
+async def test_a_signal_at_any_time_of_the_start(rig: Rig) -> None:
+    """Whenever it comes, the process ends in order, or by the signal itself while nothing runs that could take it."""
+    upstream = await rig.upstream()
+    began_at = time.monotonic()
+    daemon = await rig.daemon(upstream)
+    start_seconds = time.monotonic() - began_at
+    path = rig.config_file(configuration({"reasoning": upstream_table(upstream.url)}))
+    command = (sys.executable, "-m", "aiogw", "--config", str(path))
+    codes = []
+    for step in range(24):
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        await asyncio.sleep(start_seconds * step / 20)  # as far as this start gets
+        process.terminate()
+        _, told = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+        assert b"Traceback" not in told, told.decode()
+        assert process.returncode in (0, -signal.SIGTERM), (step, told.decode())
+        assert process.returncode == 0 or told == b""
+        codes.append(process.returncode)
+    assert 0 == codes[-1]
+    assert daemon.running

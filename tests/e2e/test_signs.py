@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from rig import (
     STREAM,
     SURFACES,
     TEXT,
+    TRANSCRIPTS,
     WHOLE,
     Daemon,
     Exchange,
@@ -464,6 +466,84 @@ async def test_an_error_event_first_after_a_sign(rig: Rig, surface: Surface) -> 
     if surface is ANTHROPIC:
         assert "api_error" == (surface.in_band_error(response) or {})["type"]
         assert not surface.says_end(response)
+
+
+# -- the Responses API -----------------------------------------------------------------------------------------------
+
+RESPONSE_EVENTS = (TRANSCRIPTS / "responses-stream.body.txt").read_bytes().split(b"\n\n")[:4]
+
+
+async def waiting_response(rig: Rig, gateway: RunningGateway) -> tuple[RawClient, Response]:
+    """A client of /v1/responses that has heard one sign."""
+    client = await rig.client(gateway)
+    await client.post("/v1/responses", json.dumps({"model": "reasoning", "input": "tag:1", "stream": True}).encode())
+    response = await client.read_head()
+    assert 200 == response.status
+    await read_sign(client, OPENAI)
+    return client, response
+
+
+async def failed(client: RawClient, response: Response) -> dict[str, Any]:
+    """The error inside of a Responses stream, whose last event says in Codex's words that it has failed."""
+    await client.read_body(response)
+    assert response.complete
+    event = response.body.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
+    name, data = event.split(b"\n")
+    assert b"event: response.failed" == name
+    document = json.loads(data.removeprefix(b"data: "))
+    assert ("response.failed", "failed") == (document["type"], document["response"]["status"])
+    return document["response"]["error"]
+
+
+async def test_a_response_that_waits_too_long(rig: Rig) -> None:
+    """A queue that times out is a rate limit, with the seconds that Codex waits before it asks again."""
+    upstream = await rig.upstream()
+    gateway, _, holder = await busy(rig, upstream, queue_timeout_seconds=0.4)
+    error = await failed(*await waiting_response(rig, gateway))
+    assert "rate_limit_exceeded" == error["code"]
+    assert re.search(r"within 0\.4.*Please try again in \d+s\.", error["message"])
+    await gateway.record(outcome="queue_timeout", status=200)
+    holder.answer()
+    await rig.check_usable(gateway, upstream)
+
+
+LONG = "This model's maximum context length is 2048 tokens. However, your prompt contains 2049 input tokens."
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "code"), [(400, LONG, "context_length_exceeded"), (500, "boom", "server_error")]
+)
+async def test_a_response_that_is_refused_after_a_sign(rig: Rig, status: int, message: str, code: str) -> None:
+    """The upstream's sentence, under the code by which Codex compacts, or gives up."""
+    upstream = await rig.upstream(
+        lambda exchange: exchange.answer(vllm_error(message, status), status=status) if exchange.tag == 1 else None
+    )
+    gateway, _, holder = await busy(rig, upstream)
+    client, response = await waiting_response(rig, gateway)
+    holder.answer()
+    error = await failed(client, response)
+    assert code == error["code"]
+    assert message in error["message"]
+    await gateway.record(outcome="upstream_error", status=200)
+
+
+async def test_a_response_that_breaks_off(rig: Rig) -> None:
+    """Upstream broken mid-stream: what it has said comes first, then that it failed."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    await client.post("/v1/responses", json.dumps({"model": "reasoning", "input": "tag:1", "stream": True}).encode())
+    exchange = await upstream.exchange(0)
+    exchange.begin_stream(*(event + b"\n\n" for event in RESPONSE_EVENTS))
+    response = await client.read_head()
+    response.body = await client.read_event()
+    exchange.reset()
+    error = await failed(client, response)
+    assert b"\n\n".join(RESPONSE_EVENTS) + b"\n\nevent: response.failed\n" in response.body
+    assert "server_error" == error["code"]
+    assert "broke off" in error["message"]
+    await gateway.record(outcome="upstream_broken", status=200)
+    await rig.check_usable(gateway, upstream)
 
 
 # -- refused at entry -----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import pytest
@@ -158,6 +159,28 @@ async def test_a_steady_slow_reader_is_not_given_up(rig: Rig) -> None:
     await client.read_body(response)
     assert response.complete
     assert response.body.count(LONG_EVENT) == 8 * MEGABYTE // len(LONG_EVENT)
+
+
+async def test_a_very_slow_reader_is_not_given_up(rig: Rig, process: bool) -> None:
+    """What the kernel has sent counts as taken: its buffer is megabytes, and ours may stand still for minutes."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, server={"client_stall_timeout_seconds": 0.8}, process=process)
+    client = await rig.client(gateway, receive_buffer=16 << 10)
+    await client.post(OPENAI.path, OPENAI.body(1, stream=True))
+    exchange = await upstream.exchange(0)
+    await flood(exchange, 24)
+    exchange.end_stream(DONE)
+    response = await client.read_head()
+    began_at = time.monotonic()
+    # Three times the limit; some 400 kB, while the kernel asks for more only after a third of its 4 MB.
+    while time.monotonic() - began_at < 2.5:
+        response.body += await client.read_chunk()
+        await asyncio.sleep(0.2)  # its pace, a quarter of the limit
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MEGABYTE)
+    await client.read_body(response)
+    assert response.complete
+    assert 24 * MEGABYTE // len(LONG_EVENT) == response.body.count(LONG_EVENT)
+    await gateway.record(outcome="completed")
 
 
 async def test_the_upstreams_time_does_not_run_while_it_is_paused(rig: Rig) -> None:

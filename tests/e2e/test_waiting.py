@@ -511,7 +511,76 @@ async def test_an_upstream_without_a_gate_takes_any_weight(rig: Rig) -> None:
     assert (await rig.ask(gateway, OPENAI, n=1000)).status == 200
 
 
+def batch(tag: int, conversations: int, **more: object) -> bytes:
+    messages = [[{"role": "user", "content": f"tag:{tag}"}]] * conversations
+    return json.dumps({"model": "reasoning", "messages": messages} | more).encode()
+
+
+async def test_a_batch_weighs_its_conversations(rig: Rig) -> None:
+    """Each conversation of a batch is a sequence, n times over; more than the cap are refused for good."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, cap=4)
+    client, large = await rig.client(gateway), await rig.client(gateway)
+    await client.post(f"{OPENAI.path}/batch", batch(1, 3))
+    await upstream.exchange(0)
+    assert 3 == await gateway.metric("aiogw_slots_in_use", upstream="reasoning")
+    (waiting,) = await rig.queued(gateway, OPENAI, [2], n=2)
+    for body in (batch(3, 5), batch(4, 3, n=2)):
+        await large.post(f"{OPENAI.path}/batch", body)
+        response = await large.response()
+        assert (422, "too_many_sequences") == (response.status, OPENAI.code(response))
+    upstream.exchanges[0].answer(b"{}")
+    assert 200 == (await client.response()).status
+    (await upstream.exchange(1)).answer()
+    assert 200 == (await waiting.response()).status
+    assert [1, 2] == upstream.tags
+    assert f"{OPENAI.path}/batch" == upstream.exchanges[0].request.target
+
+
+@pytest.mark.parametrize("path", [f"{OPENAI.path}/render", "/v1/completions/render", "/v1/responses/render"])
+async def test_rendering_needs_no_slot(rig: Rig, path: str) -> None:
+    """What the engine does not have to think about passes when all slots are taken and the queue is full."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, queue_limit=1)
+    first = await rig.post(gateway, OPENAI, 1)
+    await upstream.exchange(0)
+    (second,) = await rig.queued(gateway, OPENAI, [2])
+    assert 503 == (await rig.ask(gateway, OPENAI, 3)).status
+    upstream.script = lambda exchange: (
+        exchange.answer(b'{"prompt":"x"}') if "/render" in exchange.request.target else None
+    )
+    client = await rig.client(gateway)
+    for _ in range(3):
+        await client.post(path, OPENAI.body(4))
+        response = await client.response()
+        assert (200, {"prompt": "x"}) == (response.status, response.json)
+    record = await gateway.record(path=path)
+    assert ("completed", 0) == (record["outcome"], record["sequences"])
+    assert "position" not in record
+    upstream.exchanges[0].answer()
+    assert 200 == (await first.response()).status
+    (await upstream.tagged(2)).answer()
+    assert 200 == (await second.response()).status
+
+
 # -- what can be watched --------------------------------------------------------------------------------------------
+
+
+async def test_a_refusal_at_entry_has_not_waited(rig: Rig, surface: Surface) -> None:
+    """The wait of the metric is that of those who were let in, and not zero for each who was turned away."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, queue_limit=0)
+    name = "aiogw_queue_wait_seconds_count"
+    before = await gateway.metric(name, upstream="reasoning")
+    client = await rig.post(gateway, surface, 1)
+    exchange = await upstream.exchange(0)
+    for tag in range(2, 7):
+        assert 503 == (await rig.ask(gateway, surface, tag)).status
+    assert "wait_seconds" not in await gateway.record(outcome="queue_full")
+    exchange.answer()
+    assert 200 == (await client.response()).status
+    await gateway.record(outcome="completed")
+    assert before + 1 == await gateway.metric(name, upstream="reasoning")
 
 
 async def test_the_gauges_agree_with_the_upstream(rig: Rig, surface: Surface) -> None:

@@ -491,7 +491,7 @@ async def test_no_head_in_time(received: bytes) -> None:
 
 
 async def test_silence_in_the_body() -> None:
-    """After the head the other time-out counts, from the last byte of the body."""
+    """Once the body has begun the other time-out counts, from the last byte of it."""
     wire = Wire(first_byte_timeout_seconds=5, idle_timeout_seconds=0.05)
     outcome = wire.request()
     wire.receive(answer(OK + b"content-length: 50\n\n"))
@@ -510,13 +510,41 @@ async def test_framing_is_not_data() -> None:
     """Chunk extensions and trailers that drip for ever do not keep a response alive."""
     wire = Wire(idle_timeout_seconds=0.05)
     outcome = wire.request()
-    wire.receive(answer(OK + b"transfer-encoding: chunked\n\n5;x="))
+    wire.receive(answer(OK + b"transfer-encoding: chunked\n\n1\nx\n5;x="))
     for _ in range(100):
         if outcome.over.is_set():
             break
         wire.receive(b"y")
         await asyncio.sleep(0.005)  # its pace
     assert isinstance(outcome.error, UpstreamTimeout)
+    assert outcome.error.waiting_for == "the next byte"
+
+
+@pytest.mark.parametrize("framing", [b"", b"5;x=y", b"5\r\n"])
+async def test_a_head_is_no_first_byte(framing: bytes) -> None:
+    """A head that comes before the engine has begun, as uvicorn sends it for a stream, is no progress yet."""
+    wire = Wire(first_byte_timeout_seconds=0.05, idle_timeout_seconds=5)
+    outcome = wire.request()
+    wire.receive(answer(OK + b"transfer-encoding: chunked\n\n"), framing)
+    await outcome.end()
+    assert isinstance(outcome.error, UpstreamTimeout)
+    assert (outcome.error.waiting_for, outcome.error.timeout_seconds) == ("the first byte", 0.05)
+    assert outcome.untouched is False
+    assert wire.transport.aborted
+
+
+async def test_a_long_prompt_behind_an_early_head() -> None:
+    """From the head to the first byte of the body the longer time-out counts, and from there the shorter one."""
+    wire = Wire(first_byte_timeout_seconds=5, idle_timeout_seconds=0.03)
+    outcome = wire.request()
+    wire.receive(answer(OK + b"content-length: 5\n\n"))
+    await asyncio.sleep(0.1)  # more than three times the idle time-out
+    assert not outcome.over.is_set()
+    wire.receive(b"h")
+    await outcome.end()
+    assert isinstance(outcome.error, UpstreamTimeout)
+    assert (outcome.error.waiting_for, outcome.error.timeout_seconds) == ("the next byte", 0.03)
+    assert outcome.data == b"h"
 
 
 async def test_a_paused_connection_is_not_a_silent_one() -> None:

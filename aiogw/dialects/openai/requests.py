@@ -159,12 +159,15 @@ def _sequences(operation: Operation, peek: _Peek) -> int:
 
 def _count(raw: msgspec.Raw) -> int:
     """A count as vLLM's lax models read it: 6, 6.0 and "6" are six; what they refuse counts as 1."""
+    text = bytes(raw)
+    if text[:1] in (b"[", b"{"):
+        return 1  # and not read: it may be as large, and as deep, as a body may be
     try:
-        value = json.loads(bytes(raw))
+        value = json.loads(text)
         number = math.nan if isinstance(value, bool) else float(value)
     except (ValueError, TypeError, OverflowError):
         # An integer too long to be read, or to be a float, is not less than the others.
-        return MAX_COUNT if bytes(raw)[:1].isdigit() else 1
+        return MAX_COUNT if text[:1].isdigit() else 1
     # Anything above is as good as one more than the cap.
     if not math.isfinite(number):
         return MAX_COUNT if number > 0 else 1

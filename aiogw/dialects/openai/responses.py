@@ -69,7 +69,7 @@ class PassThrough:
         self._whole_bytes = 0
 
     def begin(self, head: ResponseHead) -> None:
-        media_type = head.content_type.partition(";")[0].strip().lower()
+        media_type = _media_type(head)
         self._events = media_type == _EVENT_STREAM
         if self._terms.operation in _TEXTUAL and media_type not in (_EVENT_STREAM, _JSON):
             # A page of a proxy in between, say: a client would take it for an empty answer.
@@ -138,7 +138,7 @@ class PassThrough:
 
     def _events_promised(self) -> bool:
         head = self.head
-        return head is not None and head.content_length is None and head.content_type.lower().startswith(_EVENT_STREAM)
+        return head is not None and head.content_length is None and _media_type(head) == _EVENT_STREAM
 
     def _broken(self, reason: str) -> UpstreamBroken:
         return UpstreamBroken(upstream=self._terms.upstream, reason=reason)
@@ -213,6 +213,10 @@ class PassThrough:
             return document
         members["choices"] = msgspec.Raw(msgspec.json.encode(choices))
         return msgspec.json.encode(members)
+
+
+def _media_type(head: ResponseHead) -> str:
+    return head.content_type.partition(";")[0].strip().lower()
 
 
 def _end_of_events(data: bytes) -> int:

@@ -216,6 +216,13 @@ def test_streams_ask_for_usage() -> None:
     assert decode(stream=True).request.stream
 
 
+def test_what_the_operator_adds_is_only_a_default() -> None:
+    """What the client says, or what is made of it, stands before what the configuration would say."""
+    engine = Engine(model="m", body_defaults={"top_k": 20, "min_p": 0.1, "max_tokens": 7})
+    body = upstream_body(engine, top_k=5)
+    assert (5, 0.1, 100) == (body["top_k"], body["min_p"], body["max_tokens"])
+
+
 def test_max_tokens_is_clamped_to_a_known_length() -> None:
     """Q11: Claude Code asks for 32,000 of a model it does not know."""
     assert upstream_body(Engine(model="m", max_model_len=2048), max_tokens=32000)["max_tokens"] == 2048

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from anthropic.types import Message
 from anthropic_driver import JSON_HEAD, SSE_HEAD, THINKING, D, U, completion, decode, stream, transcript, whole
+from attrs import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -220,6 +221,36 @@ def test_another_media_type_is_refused(content_type: str) -> None:
         decode().encoder.begin(head)
     decode().encoder.begin(ResponseHead(status=200, content_type="Application/JSON; charset=utf-8", content_length=3))
     decode(stream=True).encoder.begin(SSE_HEAD)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "told"),
+    [
+        (404, "The model `upstream-name` does not exist.", "The model `reasoning` does not exist."),
+        (404, "Not Found", "Not Found"),
+        (400, "temperature is too high", "temperature is too high"),
+        (
+            400,
+            "max_tokens must be at least 1, got -1952",
+            "prompt is too long: 4000 tokens > 2048 maximum",
+        ),
+        (500, "The model `upstream-name` does not exist.", "The model `upstream-name` does not exist."),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_refusal_is_in_the_requests_terms(status: int, said: str, told: str, streamed: bool) -> None:
+    """The client's own name of the model, and how much too long its prompt is, which only the request's terms tell."""
+    error = UpstreamStatus(
+        upstream="upstream-name",
+        upstream_status=status,
+        upstream_message=said,
+        error=None,
+        upstream_retry_after_seconds=None,
+    )
+    encoder = decode(Engine(model="upstream-name", max_model_len=2048), stream=streamed).encoder
+    found = encoder.refused(error)
+    assert isinstance(found, UpstreamStatus)
+    assert asdict(error) | {"upstream_message": told} == asdict(found)
 
 
 def test_a_whole_answer_has_no_signs_of_life() -> None:
