@@ -189,15 +189,10 @@ class TooManySequences(ClientFault):
 
 @frozen(kw_only=True)
 class Refusal(GatewayError):
-    """Not now.
-
-    ``retry_after_seconds`` is a whole number from 1 to 60, made from ``estimated_seconds``, the gate's own estimate of
-    the wait of a request that comes now; None where there is no queue to wait in.
-    """
+    """Not now.  ``retry_after_seconds`` is a whole number from 1 to 60."""
 
     upstream: str
     retry_after_seconds: int
-    estimated_seconds: float | None = None
 
     status = 503
     should_retry = True
@@ -208,7 +203,19 @@ class Refusal(GatewayError):
 
 
 @frozen(kw_only=True)
-class QueueFull(Refusal):
+class QueueRefusal(Refusal):
+    """The queue's doing; ``estimated_seconds`` is what ``retry_after_seconds`` was made from: a newcomer's wait."""
+
+    estimated_seconds: float | None = None
+
+    @property
+    def _advice(self) -> str:
+        again = f"try again in {self.retry_after_seconds} s"
+        return again if self.estimated_seconds is None else f"the wait is about {self.estimated_seconds:.0f} s; {again}"
+
+
+@frozen(kw_only=True)
+class QueueFull(QueueRefusal):
     cap: int
     queue_limit: int
 
@@ -219,12 +226,12 @@ class QueueFull(Refusal):
     def message(self) -> str:
         return (
             f"All {self.cap} slots of the upstream {self.upstream!r} are busy and all {self.queue_limit} places of its "
-            f"queue are taken; try again in {self.retry_after_seconds} s"
+            f"queue are taken; {self._advice}"
         )
 
 
 @frozen(kw_only=True)
-class QueueTimeout(Refusal):
+class QueueTimeout(QueueRefusal):
     waited_seconds: float
 
     code = "queue_timeout"
@@ -232,14 +239,11 @@ class QueueTimeout(Refusal):
 
     @property
     def message(self) -> str:
-        return (
-            f"No slot of the upstream {self.upstream!r} became free within {self.waited_seconds:g} s; try again in "
-            f"{self.retry_after_seconds} s"
-        )
+        return f"No slot of the upstream {self.upstream!r} became free within {self.waited_seconds:g} s; {self._advice}"
 
 
 @frozen(kw_only=True)
-class QueueTooSlow(Refusal):
+class QueueTooSlow(QueueRefusal):
     """Refused at entry: by the estimate it would only have timed out later."""
 
     queue_timeout_seconds: float
@@ -249,10 +253,9 @@ class QueueTooSlow(Refusal):
 
     @property
     def message(self) -> str:
-        away = f"is about {self.estimated_seconds or 0:.0f} s away"
         return (
-            f"A slot of the upstream {self.upstream!r} {away}, more than the {self.queue_timeout_seconds:g} s one "
-            f"may wait for; try again in {self.retry_after_seconds} s"
+            f"A request to the upstream {self.upstream!r} would wait longer than the {self.queue_timeout_seconds:g} s it "
+            f"may; {self._advice}"
         )
 
 

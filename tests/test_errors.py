@@ -55,6 +55,8 @@ def test_a_sentence_names_the_fields(error: GatewayError) -> None:
         # Safe to send again; when, is in the header.
         "UpstreamUnavailable": {"retry_after_seconds"},
         # An estimate is told without its fractions.
+        "QueueFull": {"estimated_seconds"},
+        "QueueTimeout": {"estimated_seconds"},
         "QueueTooSlow": {"estimated_seconds"},
         # Its own words are passed on as they are.
         "UpstreamStatus": {"upstream", "upstream_status", "error", "upstream_retry_after_seconds"},

@@ -20,6 +20,7 @@ from aiogw.record import RequestRecord
 GATED = GateStatistics(
     cap=6,
     slots_in_use=5,
+    slots_settling=1,
     queue_limit=32,
     waiting=4,
     oldest_wait_seconds=3.5,
@@ -29,6 +30,7 @@ GATED = GateStatistics(
 UNLIMITED = GateStatistics(
     cap=None,
     slots_in_use=9,
+    slots_settling=0,
     queue_limit=0,
     waiting=0,
     oldest_wait_seconds=0.0,
@@ -88,6 +90,7 @@ GOLDEN = {
     "aiogw_request_duration_seconds": ("histogram", {"upstream"}),
     "aiogw_slots_limit": ("gauge", {"upstream"}),
     "aiogw_slots_in_use": ("gauge", {"upstream"}),
+    "aiogw_slots_settling": ("gauge", {"upstream"}),
     "aiogw_queue_limit": ("gauge", {"upstream"}),
     "aiogw_queue_requests": ("gauge", {"upstream"}),
     "aiogw_queue_oldest_wait_seconds": ("gauge", {"upstream"}),
@@ -129,6 +132,7 @@ def test_gauges_are_the_state(state: State) -> None:
     expected = {
         of("aiogw_slots_limit", "gated"): 6,
         of("aiogw_slots_in_use", "gated"): 5,
+        of("aiogw_slots_settling", "gated"): 1,
         of("aiogw_queue_limit", "gated"): 32,
         of("aiogw_queue_requests", "gated"): 4,
         of("aiogw_queue_oldest_wait_seconds", "gated"): 3.5,

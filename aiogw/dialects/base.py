@@ -13,7 +13,7 @@ import msgspec
 from attrs import frozen
 
 from aiogw.canonical import CanonicalRequest, Document, Engine, ModelCard, Operation, ResponseHead, TokenUsage
-from aiogw.errors import GatewayError, MethodNotAllowed, Refusal, UpstreamStatus
+from aiogw.errors import GatewayError, MethodNotAllowed, QueueRefusal, UpstreamStatus
 
 FindEngine = Callable[[str], Engine]
 """The engine behind a model name as clients know it; raises UnknownModel."""
@@ -144,7 +144,7 @@ def error_headers(error: GatewayError) -> tuple[tuple[str, str], ...]:
         headers.append(("retry-after", str(error.retry_after)))
     if error.should_retry is not None:
         headers.append(("x-should-retry", "true" if error.should_retry else "false"))
-    if isinstance(error, Refusal) and error.estimated_seconds is not None:
+    if isinstance(error, QueueRefusal) and error.estimated_seconds is not None:
         headers.append(("x-aiogw-queue-estimate-seconds", f"{error.estimated_seconds:.1f}"))
     if isinstance(error, MethodNotAllowed):
         headers.append(("allow", ", ".join(error.allowed)))

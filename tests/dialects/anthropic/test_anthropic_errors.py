@@ -55,7 +55,12 @@ LEAVES: list[tuple[tree.GatewayError, int, str, dict[str, str]]] = [
     (tree.TooManySequences(upstream="u", sequences=9, cap=6), 400, "invalid_request_error", NEVER),
     (tree.QueueFull(**REFUSAL, cap=6, queue_limit=8), 503, "overloaded_error", AGAIN),
     (tree.QueueTimeout(**REFUSAL, waited_seconds=30), 503, "overloaded_error", AGAIN),
-    (tree.QueueTooSlow(**REFUSAL, estimated_seconds=90, queue_timeout_seconds=30), 503, "overloaded_error", AGAIN),
+    (
+        tree.QueueTooSlow(**REFUSAL, estimated_seconds=90, queue_timeout_seconds=30),
+        503,
+        "overloaded_error",
+        AGAIN | {"x-aiogw-queue-estimate-seconds": "90.0"},
+    ),
     (tree.Draining(**REFUSAL), 503, "overloaded_error", AGAIN),
     (
         tree.UpstreamUnavailable(upstream="u", reason="refused", retry_after_seconds=7),
