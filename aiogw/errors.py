@@ -211,7 +211,7 @@ class QueueRefusal(Refusal):
     @property
     def _advice(self) -> str:
         again = f"try again in {self.retry_after_seconds} s"
-        return again if self.estimated_seconds is None else f"the wait is about {self.estimated_seconds:.0f} s; {again}"
+        return again if self.estimated_seconds is None else f"the wait is about {self.estimated_seconds:.3g} s; {again}"
 
 
 @frozen(kw_only=True)

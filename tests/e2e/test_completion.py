@@ -288,6 +288,8 @@ async def test_what_the_gateway_adds_and_keeps_from_an_answer(rig: Rig) -> None:
         "cache-control",
         "x-accel-buffering",
         "x-request-id",
+        "x-aiogw-queue-position",
+        "x-aiogw-queue-seconds",
         "transfer-encoding",
         "date",
     } == {name for name, _ in response.headers}
