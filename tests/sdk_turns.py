@@ -1,7 +1,7 @@
 """A program that talks to a gateway through an official SDK and prints, as JSON, what the SDK made of the answers.
 
-``python sdk_turns.py anthropic|openai URL TURN...``; which version of the SDK that is, is for PYTHONPATH to say.  Of both
-generations of Anthropic's only what they have in common is used.
+``python sdk_turns.py anthropic|openai URL TURN...``; which version of the SDK that is, is for PYTHONPATH to say.
+Of both generations of Anthropic's only what they have in common is used.
 """
 
 from __future__ import annotations
