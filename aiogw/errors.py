@@ -253,10 +253,8 @@ class QueueTooSlow(QueueRefusal):
 
     @property
     def message(self) -> str:
-        return (
-            f"A request to the upstream {self.upstream!r} would wait longer than the {self.queue_timeout_seconds:g} s it "
-            f"may; {self._advice}"
-        )
+        limit = f"the {self.queue_timeout_seconds:g} s it may"
+        return f"A request to the upstream {self.upstream!r} would wait longer than {limit}; {self._advice}"
 
 
 @frozen(kw_only=True)

@@ -169,6 +169,36 @@ def parsed(line: str) -> dict[str, str]:
     return members
 
 
+@pytest.mark.parametrize(
+    ("outcome", "entered_at", "granted_at", "left"),
+    [
+        ("client_gone", 1.0, None, "queued"),
+        ("client_gone", 1.0, 2.0, "running"),
+        ("client_stalled", 1.0, 2.0, "running"),
+        ("client_gone", None, None, None),
+        ("completed", 1.0, 2.0, None),
+    ],
+)
+def test_where_a_client_left(
+    outcome: str, entered_at: float | None, granted_at: float | None, left: str | None
+) -> None:
+    """A client that left is told apart by where it was: in the queue, or with its slots."""
+    record = RequestRecord(
+        request_id="r", arrived_at=0.0, entered_at=entered_at, granted_at=granted_at, ended_at=3.0, outcome=outcome
+    )
+    assert left == record.left
+    assert left == record.fields().get("left")
+
+
+def test_what_an_answer_says_of_the_queue() -> None:
+    """The place at entry and the time waited, as far as each is known."""
+    waiting = RequestRecord(request_id="r", arrived_at=0.0, entered_at=1.0, position=4)
+    assert [("x-aiogw-queue-position", "4")] == waiting.queue_headers()
+    waiting.refused_at = 2.5
+    assert [("x-aiogw-queue-position", "4"), ("x-aiogw-queue-seconds", "1.500")] == waiting.queue_headers()
+    assert [] == RequestRecord(request_id="r", arrived_at=0.0).queue_headers()
+
+
 def test_a_line_of_text() -> None:
     """Time in UTC to the millisecond, level, logger, message, and the members as words."""
     line = TextFormatter().format(entry(WHOLE.fields()))
