@@ -215,7 +215,7 @@ async def test_a_signal_at_any_time_of_the_start(rig: Rig) -> None:
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         await asyncio.sleep(start_seconds * step / 20)  # as far as this start gets
         # Its event loop is the first thing it looks for when it has read its arguments and its configuration.
-        with open(f"/proc/{process.pid}/maps") as maps:
+        with open(f"/proc/{process.pid}/maps") as maps:  # noqa: ASYNC230 - procfs does not block
             begun = "uvloop" in maps.read()
         process.terminate()
         _, told = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
