@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from rig import (
@@ -202,6 +203,11 @@ async def test_the_drain_says_what_it_does(rig: Rig) -> None:
         assert phrase in told
 
 
+def has_begun(pid: int) -> bool:
+    """Whether the process has loaded its event loop, the first thing it does after reading its configuration."""
+    return "uvloop" in Path(f"/proc/{pid}/maps").read_text()
+
+
 async def test_a_signal_at_any_time_of_the_start(rig: Rig) -> None:
     """Whenever it comes, the process ends in order, or by the signal itself while nothing runs that could take it."""
     upstream = await rig.upstream()
@@ -214,9 +220,7 @@ async def test_a_signal_at_any_time_of_the_start(rig: Rig) -> None:
     for step in range(24):
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         await asyncio.sleep(start_seconds * step / 20)  # as far as this start gets
-        # Its event loop is the first thing it looks for when it has read its arguments and its configuration.
-        with open(f"/proc/{process.pid}/maps") as maps:  # noqa: ASYNC230 - procfs does not block
-            begun = "uvloop" in maps.read()
+        begun = has_begun(process.pid)
         process.terminate()
         _, told = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
         assert b"Traceback" not in told, told.decode()
