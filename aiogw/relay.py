@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from aiohttp import web
 from attrs import frozen
 
-from aiogw.admission.gate import Admission, Gate
+from aiogw.admission.gate import DRAINING_RETRY_AFTER_SECONDS, Admission, Gate
 from aiogw.canonical import ResponseHead
 from aiogw.clientstream import ClientStream
 from aiogw.departures import Departures
@@ -116,7 +116,7 @@ class Relay:
 
     def cut_short(self) -> None:
         for relayed in list(self._running):
-            relayed.fail(Draining(upstream=relayed.route.upstream, retry_after_seconds=1))
+            relayed.fail(Draining(upstream=relayed.route.upstream, retry_after_seconds=DRAINING_RETRY_AFTER_SECONDS))
 
 
 class RelayedRequest:
