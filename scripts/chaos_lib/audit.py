@@ -34,7 +34,7 @@ AFTERWARDS_SECONDS = 0.1
 WAITED_SECONDS = 0.001
 # Of those whose FIN or RST was there before the bytes that freed their slot, so many may still be seen: a grant that
 # somebody else's end had just caused was already on its way.  Without a look at the client it would be nearly all.
-MAX_GRANTED_TO_THE_DEPARTED = 0.1
+MAX_GRANTED_TO_THE_DEPARTED = 0.03
 # Two requests whose order at the upstream differs from their order in the queue by more than this have overtaken: what
 # lies between a grant and the stub's clock is less, except where the stub itself was late, which it notes.
 ORDER_SECONDS = 0.08
