@@ -164,7 +164,7 @@ def _door(*, queue_limit: int) -> tuple[Callable[[Callable[[Admission], None]], 
 async def handover(bench: Bench) -> list[Figure]:
     """How long a slot stands idle with 1,000 waiting: from the stub's last byte to the next request's first."""
     windows: defaultdict[str, Window] = defaultdict(Window)
-    stub_cpu_seconds: Counter[str] = Counter()
+    stub_cpu_seconds: defaultdict[str, float] = defaultdict(float)
     stub = bench.stub.program
     async with bench.programs(cap=CAP, queue_limit=AMPLE_QUEUE) as programs:
         for program in bench.turns([stub, *programs]):

@@ -20,6 +20,7 @@ from typing import Any
 
 from aiohttp import web
 from attrs import define
+from prometheus_async.aio.web import server_stats
 
 from aiogw import app, cli
 from aiogw.admission.gate import Admission, Gate, UpstreamGate
@@ -111,11 +112,9 @@ class Recount:
             del self._settling[admission]
             settled(gate, admission)
 
-        Gate.enter, Admission.leave, UpstreamGate._settled = (  # type: ignore[method-assign]
-            watched_enter,
-            watched_leave,
-            watched_settled,
-        )
+        Gate.enter = watched_enter  # type: ignore[assignment, method-assign]
+        Admission.leave = watched_leave  # type: ignore[assignment, method-assign]
+        UpstreamGate._settled = watched_settled  # type: ignore[assignment, method-assign]
         log = logging.Handler()
         log.emit = self._logged  # type: ignore[method-assign]
         logging.getLogger("aiogw.access").addHandler(log)
@@ -160,7 +159,6 @@ def main() -> int:
     (upstream,) = config["upstreams"].values()
     recount = Recount(settles=upstream["admission"]["abort_settle_seconds"] > 0)
     recount.watch()
-    server_stats = app.server_stats
 
     async def told_stats(request: web.Request) -> web.Response:
         events, account, (least, _) = recount.events, recount.document(), recount.oldest_seconds()
@@ -171,7 +169,7 @@ def main() -> int:
         response.headers[HEADER] = json.dumps(account)
         return response
 
-    app.server_stats = told_stats
+    app.server_stats = told_stats  # type: ignore[attr-defined]
     return cli.main()
 
 
