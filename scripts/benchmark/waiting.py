@@ -20,6 +20,7 @@ from benchmark.rig import LEGS, RAMP_SECONDS, Bench, Window
 
 if TYPE_CHECKING:
     from aiogw.admission.gate import Admission
+    from aiogw.lanes import Lanes
 
 CAP = 6
 AMPLE_QUEUE = 4096
@@ -91,7 +92,8 @@ async def depth(bench: Bench) -> list[Figure]:
 
 async def _verbs(waiting: int) -> dict[str, list[float]]:
     """Microseconds of this thread's own time for each call of each verb while ``waiting`` wait."""
-    enter, close = _door(queue_limit=waiting + 1)
+    lanes = await _lanes(queue_limit=waiting + 1)
+    (address,) = lanes.upstreams
     chance = random.Random(waiting)
     holding: list[Admission] = []
     line: list[Admission] = []
@@ -108,38 +110,44 @@ async def _verbs(waiting: int) -> dict[str, list[float]]:
         if line and line[0] is admission:
             del line[0]
 
+    def refused(error: Exception) -> None:
+        raise error
+
+    def enter() -> Admission:
+        return lanes.gate.enter(address, 1, granted=take, refused=refused)
+
     # Some have ended, so that there is an estimate to be made at each entry.
     for _ in range(100):
-        enter(take)
+        enter()
         holding.pop().leave()
     for _ in range(CAP):
-        enter(take)
+        enter()
     while len(line) < waiting:
-        line.append(enter(take))
+        line.append(enter())
         if len(line) % 1000 == 0:
             await asyncio.sleep(0)
     for _ in range(BATCHES):
         for _ in range(BATCH):
-            line.append(timed("enter", lambda: enter(take)))
+            line.append(timed("enter", enter))
             timed("leave", line.pop().leave)
             timed("leave_middle", line.pop(chance.randrange(len(line) // 4, len(line) // 4 * 3)).leave)
-            line.append(enter(take))
+            line.append(enter())
             timed("hand_over", holding.pop(0).leave)
-            line.append(enter(take))
+            line.append(enter())
         await asyncio.sleep(0)
     if len(line) != waiting or len(holding) != CAP:
         raise RuntimeError(f"{len(line)} wait and {len(holding)} hold")
     for admission in [*reversed(line), *holding]:
         admission.leave()
-    close()
+    lanes.close()
     return spent
 
 
-def _door(*, queue_limit: int) -> tuple[Callable[[Callable[[Admission], None]], Admission], Callable[[], None]]:
-    """The gate as the gateway builds it from its configuration: how to enter, and how to be done with it."""
+async def _lanes(*, queue_limit: int) -> Lanes:
+    """The gate as the gateway builds it from the configuration that is shipped."""
     # Here, so that a benchmark of anything else neither needs nor loads it.
     from aiogw import config
-    from aiogw.app import Gateway
+    from aiogw.lanes import Lanes
 
     shipped = tomllib.loads((ROOT / "etc" / "gateway.toml").read_text())
     shipped["upstreams"] = {"reasoning": shipped["upstreams"]["reasoning"]}
@@ -149,13 +157,9 @@ def _door(*, queue_limit: int) -> tuple[Callable[[Callable[[Admission], None]], 
         "queue_limit": queue_limit,
         "queue_timeout_seconds": 3600,
     }
-    built = Gateway(config.loads(tomli_w.dumps(shipped)))
-    gate, address = built._gate, built._routes.find("reasoning").address
-
-    def refused(error: Exception) -> None:
-        raise error
-
-    return lambda granted: gate.enter(address, 1, granted=granted, refused=refused), built._departures.close
+    lanes = Lanes()
+    lanes.commit(await lanes.prepare(config.loads(tomli_w.dumps(shipped))))
+    return lanes
 
 
 # -- the hand-over --------------------------------------------------------------------------------------------------
