@@ -89,6 +89,14 @@ class GatewayProcess:
     def hang_up(self) -> None:
         self._writer.close()
 
+    async def stand_still(self, seconds: float) -> None:
+        """As on a machine that is suspended or crowded."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
 

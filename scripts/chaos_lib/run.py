@@ -40,6 +40,9 @@ QUEUE_LIMIT = 32
 QUEUE_TIMEOUT_SECONDS = 0.25
 QUEUE_TIMEOUT_SETTLES = 2
 SILENCE_SECONDS = 0.3
+# Now and then the gateway stands still for longer than its upstream may be silent, and what came meanwhile must count.
+REQUESTS_BETWEEN_STALLS = 2000
+STALL_OF_GATEWAY_SECONDS = SILENCE_SECONDS + 0.1
 STALL_SECONDS = 0.5
 DRAINING_CLIENTS = 20
 DRAINED_ANSWER_MS = 400
@@ -189,7 +192,7 @@ class ChaosRun:
         scraping = asyncio.ensure_future(self._scrape())
         steady = [asyncio.ensure_future(self._client(plans)) for _ in range(STEADY_CLIENTS)]
         extras: list[asyncio.Future[None]] = []
-        bursts = outages = 1
+        bursts = outages = stalls = 1
         while not all(task.done() for task in steady):
             await asyncio.sleep(0.01)
             if self._asked >= bursts * REQUESTS_BETWEEN_BURSTS:
@@ -198,6 +201,9 @@ class ChaosRun:
             if self._asked >= outages * REQUESTS_BETWEEN_OUTAGES:
                 outages += 1
                 await self._stub.outage(OUTAGE_SECONDS)
+            if self._asked >= stalls * REQUESTS_BETWEEN_STALLS:
+                stalls += 1
+                await self._gateway.stand_still(STALL_OF_GATEWAY_SECONDS)
             self._progress(f"{self._asked} of {options.requests} requests, {self._scrapes.count} scrapes")
         await asyncio.gather(*steady, *extras)
         self._done = True
