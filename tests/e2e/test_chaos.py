@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rig import OPENAI, Rig
+from rig import OPENAI, InProcessGateway, Rig
 
 CHAOS = Path(__file__).parents[2] / "scripts" / "chaos"
 PATIENCE_SECONDS = 180
@@ -129,4 +129,23 @@ async def test_a_refusal_stays_one_when_the_client_leaves_in_its_tick(rig: Rig) 
         ("aiogw_refusals_total", frozenset({("upstream", "reasoning"), ("reason", "queue_timeout")})), 0
     )
     assert (record["outcome"], refused) in {("queue_timeout", 1), ("client_gone", 0)}
+    upstream.exchanges[0].answer()
+
+
+async def test_a_refusal_stays_one_when_the_handler_was_cancelled_before(rig: Rig) -> None:
+    """Found by the next 100,000: on uvloop a deadline can pass between a handler's cancellation and its end."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, queue_timeout_seconds=30)
+    assert isinstance(gateway, InProcessGateway)
+    await rig.post(gateway, OPENAI, 1)
+    await upstream.exchange(0)
+    await rig.queued(gateway, OPENAI, [2])
+    (queued,) = (one for one in gateway.gateway._relay._running if one._record.granted_at is None)
+    assert queued._admission is not None
+
+    queued._ended.cancel()  # as aiohttp does it when the client leaves
+    queued._admission._gate._expire(queued._admission)
+
+    await gateway.record(outcome="queue_timeout")
+    assert await gateway.metric("aiogw_refusals_total", upstream="reasoning", reason="queue_timeout") == 1
     upstream.exchanges[0].answer()
