@@ -16,6 +16,7 @@ from prometheus_client.registry import REGISTRY, Collector
 
 from aiogw import __version__
 from aiogw.admission.gate import GateStatistics
+from aiogw.listener import ListenerStatistics
 from aiogw.record import RequestRecord
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -88,10 +89,17 @@ class Observer:
 
 
 class GateCollector(Collector):
-    """Reads ``statistics`` of each upstream at scrape time."""
+    """Reads ``statistics`` of each upstream, and of the clients' listener, at scrape time."""
 
-    def __init__(self, *, upstreams: Mapping[str, Callable[[], GateStatistics]], draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        *,
+        upstreams: Mapping[str, Callable[[], GateStatistics]],
+        listener: Callable[[], ListenerStatistics | None],
+        draining: Callable[[], bool],
+    ) -> None:
         self._upstreams = upstreams
+        self._listener = listener
         self._draining = draining
 
     def register(self) -> None:
@@ -135,6 +143,15 @@ class GateCollector(Collector):
             for reason, count in reading.refusals_total.items():
                 refusals.add_metric([name, reason], count)
         yield from (cap, in_use, settling, queue_limit, waiting, oldest, grants, refusals)
+        if (listener := self._listener()) is not None:
+            yield GaugeMetricFamily("aiogw_connections", "Connections of clients.", value=listener.connections)
+            yield GaugeMetricFamily("aiogw_connections_limit", "max_connections.", value=listener.max_connections)
+            refused = CounterMetricFamily(
+                "aiogw_connections_refused", "Connections turned away or failed, by reason.", labels=["reason"]
+            )
+            for reason, count in listener.refused_total.items():
+                refused.add_metric([reason], count)
+            yield refused
         yield GaugeMetricFamily("aiogw_draining", "1 while the gateway shuts down.", value=float(self._draining()))
         build = GaugeMetricFamily("aiogw_build_info", "Always 1.", labels=["version", "python"])
         build.add_metric([__version__, platform.python_version()], 1)

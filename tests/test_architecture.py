@@ -31,11 +31,14 @@ BELOW_APP = (
     "config",
     "departures",
     "dialects",
+    "listener",
     "metrics",
     "middleware",
     "record",
     "relay",
     "routing",
+    "service",
+    "sockets",
     "upstream",
 )
 
@@ -62,6 +65,9 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "waiting": {
         "catalogue": (*VOCABULARY, "upstream"),
+        "listener": ("config", "sockets"),
+        "service": (),
+        "sockets": ("config",),
         "admission.gate": ("errors", "admission.estimate", "admission.queue"),
         "upstream.connection": VOCABULARY,
         "upstream.pool": (*VOCABULARY, "upstream.connection"),
@@ -69,14 +75,14 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "aiohttp.web": {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
-        "metrics": ("", "admission.gate", "record"),
+        "metrics": ("", "admission.gate", "listener", "record"),
         "middleware": (*VOCABULARY, "clientstream", "dialects", "record", "routing"),
         "relay": (*VOCABULARY, *BELOW_RELAY),
         "status": (*VOCABULARY, "admission.gate", "record"),
     },
     "composition": {
         "app": (*VOCABULARY, *BELOW_APP, "status"),
-        "cli": ("", "app", "clients", "config", "dialects", "record", "status"),
+        "cli": ("", "app", "clients", "config", "dialects", "record", "sockets", "status"),
         "__main__": ("cli",),
     },
 }

@@ -28,6 +28,7 @@ TEXT = """
 [server]
 listen = "127.0.0.1:8080"
 admin_listen = "127.0.0.1:9464"
+max_connections = 1024
 max_body_bytes = 67108864
 response_buffer_bytes = 4194304
 client_stall_timeout_seconds = 60

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aiogw import __version__
 from aiogw.admission.gate import GateStatistics
+from aiogw.listener import ListenerStatistics
 from aiogw.metrics import GateCollector, Observer
 from aiogw.record import RequestRecord
 
@@ -45,6 +46,7 @@ class State:
     def __init__(self) -> None:
         self.readings = {"gated": GATED, "free": UNLIMITED}
         self.draining = False
+        self.listener: ListenerStatistics | None = None
 
 
 @pytest.fixture
@@ -53,6 +55,7 @@ def state() -> Iterator[State]:
     state = State()
     collector = GateCollector(
         upstreams={"gated": lambda: state.readings["gated"], "free": lambda: state.readings["free"]},
+        listener=lambda: state.listener,
         draining=lambda: state.draining,
     )
     collector.register()
@@ -159,7 +162,7 @@ def test_an_unlimited_upstream_has_no_limits_to_show(state: State) -> None:
 
 def test_a_gateway_that_is_gone_is_not_scraped(state: State) -> None:
     """A collector can be taken away, and another put in its place."""
-    collector = GateCollector(upstreams={}, draining=lambda: False)
+    collector = GateCollector(upstreams={}, listener=lambda: None, draining=lambda: False)
     with pytest.raises(KeyError):
         collector.unregister()
     # The names are not reserved, so a second gateway in the process does not fail to start.

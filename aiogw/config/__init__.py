@@ -42,6 +42,7 @@ __all__ = [
     "DialectConfig",
     "ListenAddress",
     "ServerConfig",
+    "TlsConfig",
     "UpstreamAddress",
     "UpstreamConfig",
     "dumps",
@@ -63,9 +64,18 @@ class ConfigError(Exception):
 
 
 @frozen(kw_only=True)
+class TlsConfig:
+    """PEM files: the certificate with those that lead to its authority, and its key."""
+
+    certificate: Text
+    key: Text
+
+
+@frozen(kw_only=True)
 class ServerConfig:
     listen: ListenAddress
     admin_listen: ListenAddress
+    max_connections: Positive
     max_body_bytes: Positive
     response_buffer_bytes: Positive
     client_stall_timeout_seconds: Seconds
@@ -75,6 +85,7 @@ class ServerConfig:
     models_refresh_seconds: SecondsOrNever
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["text", "json"]
+    tls: TlsConfig | None = None
 
 
 @frozen(kw_only=True)
@@ -203,5 +214,5 @@ def _admission(value: Any, _type: Any) -> AdmissionConfig | Unlimited:
 _converter = value_converter()
 _converter.register_structure_hook_func(lambda type_: type_ == AdmissionConfig | Unlimited, _admission)
 _converter.register_structure_hook_func(lambda type_: type_ == Mapping[str, UpstreamConfig], _upstreams)
-for _class in (AdmissionConfig, DialectConfig, UpstreamConfig, ServerConfig, Config):
+for _class in (AdmissionConfig, DialectConfig, UpstreamConfig, TlsConfig, ServerConfig, Config):
     _converter.register_structure_hook(_class, _table(_class))
