@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from aiogw import config
 from aiogw.canonical import Engine
-from aiogw.config import Config, ConfigError, DialectConfig, ListenAddress, UpstreamAddress, UpstreamConfig
+from aiogw.config import (
+    Config,
+    ConfigError,
+    DialectConfig,
+    ListenAddress,
+    ServerConfig,
+    UpstreamAddress,
+    UpstreamConfig,
+)
 from aiogw.config.faults import value_faults
 from aiogw.config.values import Aliases, Count, Members, Names, Positive, RetrySeconds, Seconds, SecondsOrNever, Text
 
@@ -38,6 +46,10 @@ sign_interval_seconds = 10
 models_refresh_seconds = 60
 log_level = "info"
 log_format = "text"
+
+[server.tls]
+certificate = "/etc/aiogw/tls.pem"
+key = "/etc/aiogw/tls-key.pem"
 
 [upstreams.reasoning]
 url = "http://reasoning-predictor.llm-serving:80"
@@ -117,7 +129,7 @@ TYPES = dict(walk(Config))
 KEYS = [pytest.param(key, id=".".join(key)) for key in TYPES]
 DIALECT = ("upstreams", "reasoning", "dialect")
 # Names and capabilities; all else is a limit or an address, and nobody but the operator can know those.
-OPTIONAL = [key for key in TYPES if key[:3] in (DIALECT, (*DIALECT[:2], "aliases"))]
+OPTIONAL = [key for key in TYPES if key[:3] in (DIALECT, (*DIALECT[:2], "aliases")) or key == ("server", "tls")]
 
 
 def of_type(*types: Any) -> list[Any]:
@@ -209,7 +221,7 @@ def test_no_limit_has_a_default() -> None:
     classes = {Config, *(cls for type_ in TYPES.values() for cls in tables_of(type_))} - {DialectConfig}
     assert 4 <= len(classes)
     for cls in classes:
-        allowed = ["aliases", "dialect"] if cls is UpstreamConfig else []
+        allowed = {UpstreamConfig: ["aliases", "dialect"], ServerConfig: ["tls"]}.get(cls, [])
         assert allowed == [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
 
 
