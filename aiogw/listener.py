@@ -104,7 +104,7 @@ class Listener:
         self._told: Counter[str] = Counter()
         self._telling: asyncio.TimerHandle | None = None
         self._turns = 0
-        self._turns_seen: int | None = None
+        self._waiting_at_turn: int | None = None
 
     @property
     def addresses(self) -> tuple[Any, ...]:
@@ -168,9 +168,8 @@ class Listener:
         poll = select.poll()
         for sock in self._sockets if not self._stopped else ():
             poll.register(sock, select.POLLIN)
-        stuck = bool(poll.poll(0)) and self._turns == self._turns_seen
-        self._turns_seen = self._turns
-        return not stuck
+        waited, self._waiting_at_turn = self._waiting_at_turn, self._turns if poll.poll(0) else None
+        return waited is None or waited != self._waiting_at_turn
 
     # -- accepting --------------------------------------------------------------------------------------------------
 
