@@ -5,6 +5,7 @@ What systemd does between fork and exec, done in the process that is then the da
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 
@@ -15,7 +16,7 @@ FIRST = 3
 
 def activate(descriptors: list[int]) -> None:
     # Moved out of the way first: one of them may lie where another one belongs.
-    high = [os.dup(descriptor) for descriptor in descriptors]
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]
     for number, descriptor in enumerate(high):
         os.dup2(descriptor, FIRST + number)
     for descriptor in high:
