@@ -39,8 +39,15 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
         # A password, so that an encrypted key is an error: OpenSSL would ask for it on the terminal, and wait.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:
-        raise CannotListen(f"cannot use certificate {certificate} with key {key}: {_reason(error)}") from None
+        reason = _tls_reason(error) if isinstance(error, ssl.SSLError) else _reason(error)
+        raise CannotListen(f"cannot use certificate {certificate} with key {key}: {reason}") from None
     return context
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    # All else that OpenSSL can say here is "PEM lib", whatever is wrong.
+    mismatch = error.reason == "KEY_VALUES_MISMATCH"
+    return "the key belongs to another certificate" if mismatch else "not in PEM form, or encrypted"
 
 
 def shown(sock: socket.socket) -> str:
@@ -195,7 +202,5 @@ def _file_of(path: str) -> tuple[str, int, int] | None:
 
 def _reason(error: OSError) -> str:
     """What is wrong, in the system's own words."""
-    if isinstance(error, ssl.SSLError):
-        return error.reason or str(error)
     number = error.errno or 0
     return (os.strerror(number).lower() if number > 0 else error.strerror) or str(error)
