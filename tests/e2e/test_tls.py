@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import ssl
 import subprocess
@@ -284,3 +285,32 @@ async def test_a_stop_during_a_handshake(rig: Rig, process: bool, certificate: C
     await gateway.stop()
     rig.forget(gateway)
     assert await client.ended()
+
+
+async def test_hundreds_of_aborts(rig: Rig, process: bool, certificate: Certificate) -> None:
+    """R63: connections that break off at any point of handshake and request leave no descriptor and no complaint."""
+    gateway = await rig.gateway(await rig.upstream(answer), process=process, server=certificate.table)
+    context = certificate.trusting()
+    hello = ssl.MemoryBIO()
+    start = context.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        start.do_handshake()
+    greeting = hello.read()
+    for number in range(200):
+        if number % 2:
+            client = await TlsClient.connect(gateway, context)
+            client.post(number)
+            client.leave(("fin", "rst")[number // 2 % 2])
+        else:
+            raw = await rig.client(gateway)
+            await raw.send(greeting[: len(greeting) * number // 200])
+            raw.leave(("fin", "rst", "half-close")[number // 2 % 3])
+
+    async def all_closed() -> bool:
+        return await gateway.metric("aiogw_connections") == 0
+
+    await eventually(all_closed)
+    client = await TlsClient.connect(gateway, context)
+    client.post(1)
+    assert await client.status() == 200
+    client.writer.transport.abort()
