@@ -76,8 +76,7 @@ class ListenerStatistics:
 class Listener:
     """Accepts connections on the sockets of one address and hands them to ``protocol_factory``.
 
-    ``connections`` says how many are open there.  ``ssl_context`` may be replaced at any time, for the connections that
-    follow.
+    ``connections`` says how many are open there.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Listener:
         self._connections = connections
         self._max_connections = max_connections
         self._unacknowledged_seconds = unacknowledged_seconds
-        self.ssl_context = ssl_context
+        self._ssl_context = ssl_context
         self._sockets = ListeningSockets([], inherited=False, file=None)
         self._stopped = False
         self._spare = _open_spare()
@@ -105,6 +104,14 @@ class Listener:
         self._telling: asyncio.TimerHandle | None = None
         self._turns = 0
         self._waiting_at_turn: int | None = None
+
+    def change(
+        self, *, max_connections: int, unacknowledged_seconds: float, ssl_context: ssl.SSLContext | None
+    ) -> None:
+        """What is true for the connections that come from now on."""
+        self._max_connections = max_connections
+        self._ssl_context = ssl_context
+        self._sockets.set_unacknowledged(unacknowledged_seconds)
 
     @property
     def addresses(self) -> tuple[Any, ...]:
@@ -126,7 +133,7 @@ class Listener:
     async def listen(self, address: ListenAddress, given: list[socket.socket], purpose: str) -> None:
         """Listen on ``address``, on ``given`` sockets if there are some for it, and say so; raises CannotListen."""
         self._sockets = await ListeningSockets.open(address, given, unacknowledged_seconds=self._unacknowledged_seconds)
-        scheme = "" if address.path is not None else "http://" if self.ssl_context is None else "https://"
+        scheme = "" if address.path is not None else "http://" if self._ssl_context is None else "https://"
         for sock in self._sockets:
             self._loop.add_reader(sock, self._accept, sock)
             log.info("%s on %s%s%s", purpose, scheme, shown(sock), " (inherited)" if self._sockets.inherited else "")
@@ -204,7 +211,7 @@ class Listener:
         task.add_done_callback(self._tasks.discard)
 
     async def _hand_over(self, sock: socket.socket, protocol: Any) -> None:
-        tls = self.ssl_context
+        tls = self._ssl_context
         seconds = {"ssl_handshake_timeout": TLS_HANDSHAKE_SECONDS, "ssl_shutdown_timeout": TLS_SHUTDOWN_SECONDS}
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, sock, ssl=tls, **(seconds if tls else {}))
@@ -219,7 +226,7 @@ class Listener:
     def _refuse(self, sock: socket.socket, reason: str) -> None:
         with sock, contextlib.suppress(OSError):
             sock.setblocking(False)
-            if self.ssl_context is None:
+            if self._ssl_context is None:
                 sock.send(_REFUSAL)
             sock.shutdown(socket.SHUT_WR)
             # Closing over bytes that nobody has read is a reset, which may overtake the answer.

@@ -79,10 +79,11 @@ class ListeningSockets:
         try:
             opened = await cls._open(address, given)
             for sock in opened:
-                _set_options(sock, unacknowledged_seconds)
+                _set_options(sock)
                 sock.setblocking(False)
                 if not opened.inherited:
                     sock.listen(BACKLOG)
+            opened.set_unacknowledged(unacknowledged_seconds)
         except OSError as error:
             raise CannotListen(f"cannot listen on {address}: {_reason(error)}") from None
         return opened
@@ -99,6 +100,11 @@ class ListeningSockets:
             return cls([_bind_path(address.path)], inherited=False, file=_file_of(address.path))
         return cls(_bind_all(places), inherited=False, file=None)
 
+    def set_unacknowledged(self, seconds: float) -> None:
+        for sock in self._sockets:
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
     def close(self) -> None:
         for sock in self._sockets:
             sock.close()
@@ -110,7 +116,7 @@ class ListeningSockets:
         self._file = None
 
 
-def _set_options(sock: socket.socket, unacknowledged_seconds: float) -> None:
+def _set_options(sock: socket.socket) -> None:
     """Whatever is accepted from ``sock`` has them from it."""
     if sock.family == socket.AF_UNIX:
         return
@@ -119,7 +125,6 @@ def _set_options(sock: socket.socket, unacknowledged_seconds: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unacknowledged_seconds * 1000))
 
 
 async def _places(address: ListenAddress) -> list[tuple[int, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -64,9 +65,12 @@ async def test_what_a_daemon_tells(rig: Rig, manager: Manager) -> None:
     waiting = await rig.post(daemon, OPENAI, 2)
     await manager.hears("STATUS=reasoning: 1 of 1 slots, 1 waiting")
     await manager.hears("WATCHDOG=1", 5)
+    assert await daemon.reload(daemon.config_path.read_text())
+    await manager.hears("RELOADING=1")
+    await manager.hears("READY=1", 2)
     assert "STOPPING=1" not in manager.lines()
 
-    daemon.signal(15)
+    daemon.signal(signal.SIGTERM)
     await manager.hears("STOPPING=1")
     await manager.hears("EXTEND_TIMEOUT_USEC=15000000", 3)
     await manager.hears("STATUS=draining; reasoning: 1 of 1 slots, 1 waiting")

@@ -18,7 +18,6 @@ from rig import (
     OPENAI,
     PATIENCE_SECONDS,
     STREAM,
-    InProcessGateway,
     Rig,
     RunningGateway,
     answer,
@@ -190,23 +189,26 @@ async def test_a_client_that_reads_nothing(
     assert (await gateway.record(outcome="client_stalled"))["status"] == 200
 
 
-async def test_a_renewed_certificate(rig: Rig, certificate: Certificate, clients: list[TlsClient]) -> None:
-    """New connections get the new certificate, those that are open go on; a bad one changes nothing."""
+async def test_a_renewed_certificate(
+    rig: Rig, process: bool, certificate: Certificate, clients: list[TlsClient]
+) -> None:
+    """After a reload new connections get the new certificate, those that are open go on; a bad one changes nothing."""
     upstream = await rig.upstream(answer)
-    gateway = await rig.gateway(upstream, server=certificate.table)
-    assert isinstance(gateway, InProcessGateway)
+    text = configuration({"reasoning": upstream_table(upstream.url)}, **certificate.table)
+    gateway = await rig.start(text, process=process)
     old = certificate.trusting()
     clients.append(await TlsClient.connect(gateway, old))
     await asyncio.to_thread(certificate.renew)
     clients.append(await TlsClient.connect(gateway, old))
-    gateway.gateway.reload_certificates()
+    assert await gateway.reload(text)
     with pytest.raises(ssl.SSLCertVerificationError):
         await TlsClient.connect(gateway, old)
     clients.append(await TlsClient.connect(gateway, certificate.trusting()))
     new = certificate.trusting()
     certificate.key.write_text("not a key")
-    with pytest.raises(CannotListen, match="not in PEM form, or encrypted"):
-        gateway.gateway.reload_certificates()
+    gateway.expect_error("not in PEM form, or encrypted")
+    assert not await gateway.reload(text)
+    assert await gateway.metric("aiogw_config_last_reload_successful") == 0
     clients.append(await TlsClient.connect(gateway, new))
     for tag, client in enumerate(clients):
         client.post(tag)
