@@ -160,6 +160,8 @@ class Listener:
             self._loop.remove_reader(sock)
         self._stopped = True
         self._sockets.close()
+        # A task that is cancelled before its first step would never know that it has a connection to close.
+        await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -188,6 +188,16 @@ async def test_a_socket_of_our_own_is_emptied_at_the_end(
     assert listener.keeps_up()
 
 
+async def test_an_end_right_after_an_accept(make: Make, connect: Callable[[Any], socket.socket]) -> None:
+    """A connection that is being handed over when all ends is closed, and not left to the garbage collector."""
+    listener = make()
+    await listener.listen(ANYWHERE, [], "listening")
+    clients = [connect(listener.addresses[0]) for _ in range(3)]
+    listener.stop_accepting()
+    await listener.close()
+    assert [await said(client) for client in clients] == [b"hello"] * 3
+
+
 async def test_an_inherited_socket_is_left_to_the_next(
     make: Make, server: Server, connect: Callable[[Any], socket.socket]
 ) -> None:
