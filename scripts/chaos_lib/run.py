@@ -116,6 +116,7 @@ class ChaosRun:
         server = {
             "listen": "127.0.0.1:0",
             "admin_listen": "127.0.0.1:0",
+            "max_connections": 4096,
             "max_body_bytes": MAX_BODY_BYTES,
             "response_buffer_bytes": 1 << 16,
             "client_stall_timeout_seconds": STALL_SECONDS,
