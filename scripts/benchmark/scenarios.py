@@ -36,6 +36,7 @@ from benchmark.load import (
     request,
 )
 from benchmark.peers import Program, gateway, haproxy
+from benchmark.retries import retries
 from benchmark.rig import RAMP_SECONDS, Bench, Window
 
 CAP = 6
@@ -498,5 +499,6 @@ SCENARIOS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
         memory,
         start,
         codecs,
+        retries,
     )
 }
