@@ -96,10 +96,10 @@ class Returns:
         Where that is beyond the maximum there is no right moment, and the least crowded one of the later half is told.
         """
         second = math.floor(now)
-        for past in [due for due in self._due if due <= second]:
+        for past in [due for due in self._due if due <= second]:  # mutant: this second is not read either
             del self._due[past]
         earlier = 0
-        for seconds in range(1, maximum_seconds + 1):
+        for seconds in range(1, maximum_seconds + 1):  # mutant: of this second, all are forgotten
             earlier += self._due[second + seconds]
             grants = ahead + 1 + PLACES_PER_RETURN * earlier
             likely_seconds = grant_interval_seconds * (grants + DEVIATIONS * math.sqrt(grants))

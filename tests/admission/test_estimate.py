@@ -271,6 +271,21 @@ def test_beyond_the_maximum_they_are_spread_over_the_later_half() -> None:
     assert list(range(20, 9, -1)) * 3 == moments
 
 
+def test_the_maximum_itself_can_be_the_right_moment() -> None:
+    """Where many come back in each second, two may be told the last one before anybody has to be told a wrong one."""
+    returns = Returns()
+    moments = [told(returns, ahead=165, grant_interval_seconds=0.1, maximum_seconds=20) for _ in range(2)]
+    assert [20, 20] == moments
+
+
+def test_what_is_over_is_forgotten() -> None:
+    """A gate that refuses for days remembers the seconds of the next minute."""
+    returns = Returns()
+    for second in range(1000):
+        told(returns, now=second, ahead=second % 50)
+    assert len(returns._due) <= 60
+
+
 def test_the_later_half_begins_no_earlier_than_the_minimum() -> None:
     """Bounds that are close together leave only what is between them."""
     returns = Returns()
