@@ -50,10 +50,12 @@ class SlotTimes:
         self._pass_time(now)
         self._slots_in_use += slots
 
-    def free(self, slots: int, now: float) -> None:
+    def free(self, slots: int, now: float, *, ended: bool) -> None:
+        """``ended`` False: given back by a request that has yet to be served."""
         self._pass_time(now)
         self._slots_in_use -= slots
-        self._slot_seconds_at_ends.append(self._slot_seconds)
+        if ended:
+            self._slot_seconds_at_ends.append(self._slot_seconds)
 
     def grant_interval_seconds(self, running_slot_seconds: Collection[float], now: float) -> float:
         """Seconds from one grant to the next while somebody waits; 0.0 when no slot is in use.

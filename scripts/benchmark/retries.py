@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from attrs import field, frozen
 
-from aiogw.admission.gate import Admission, Limits, UpstreamGate
+from aiogw.admission.gate import Admission, UpstreamGate
+from aiogw.admission.readings import Limits
 from aiogw.errors import GatewayError, Refusal
 from benchmark.figures import Figure, Goal, at_least, at_most, quantile
 from benchmark.rig import Bench
@@ -164,6 +165,7 @@ class World:
             upstream="reasoning",
             limits=Limits(
                 cap=setting.cap,
+                largest=setting.cap,
                 queue_limit=setting.queue_limit,
                 queue_timeout_seconds=3600,
                 retry_after_min_seconds=RETRY_AFTER_MIN_SECONDS,

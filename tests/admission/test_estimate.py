@@ -36,7 +36,7 @@ class Slots:
     def free(self) -> None:
         """The oldest ends."""
         weight, _since = self.running.pop(0)
-        self.times.free(weight, self.now)
+        self.times.free(weight, self.now, ended=True)
 
     def ran(self, *seconds: float, weight: int = 1) -> Slots:
         """Requests one after another that held their slots for so long."""
@@ -92,6 +92,17 @@ def test_a_heavy_request_is_as_much_work_as_its_slots() -> None:
     assert 30.0 == slots.interval_seconds
     slots.take(2)
     assert 10.0 == slots.interval_seconds
+
+
+def test_slots_that_are_given_back_unused_are_no_end() -> None:
+    """They are not in use any more, the time was spent, and nobody has been served."""
+    slots = Slots().ran(3)
+    slots.take(1, 1)
+    slots.now += 1
+    slots.times.free(1, slots.now, ended=False)
+    slots.running.pop()
+    assert 1 == len(slots.times)
+    assert 5.0 == slots.interval_seconds
 
 
 def test_running_requests_add_time_but_no_end() -> None:
@@ -152,7 +163,7 @@ def test_old_times_are_forgotten() -> None:
     assert REMEMBERED == len(slots.times)
     slots.running.clear()
     slots.now += 1
-    slots.times.free(1, slots.now)
+    slots.times.free(1, slots.now, ended=True)
     slots.take(1)
     assert 1.0 == slots.interval_seconds
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aiogw.admission.estimate import DEVIATIONS, ENOUGH
-from aiogw.admission.gate import POSITIONS_SECONDS, Admission, Gate, GateStatistics, Limits, Outlook, UpstreamGate
+from aiogw.admission.gate import POSITIONS_SECONDS, Admission, Gate, UpstreamGate
 from aiogw.admission.queue import TicketState
+from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
 from aiogw.errors import (
     Draining,
     GatewayError,
@@ -109,6 +110,7 @@ class House:
     def __init__(self, **changes: Any) -> None:
         limits: dict[str, Any] = {
             "cap": 2,
+            "largest": changes.get("cap", 2),
             "queue_limit": 3,
             "queue_timeout_seconds": 60,
             "retry_after_min_seconds": 1,
@@ -139,8 +141,10 @@ class House:
 
     def statistics(self, **changes: Any) -> GateStatistics:
         """What is expected of ``self.gate.statistics()``."""
+        held = changes.get("slots_in_use", 0) + changes.get("slots_settling", 0)
         return GateStatistics(
             **{
+                "endpoints": {"": EndpointStatistics(up=True, slots=None, slots_in_use=held)},
                 "cap": 2,
                 "slots_in_use": 0,
                 "slots_settling": 0,
@@ -419,6 +423,7 @@ async def test_a_deadline_on_a_real_loop() -> None:
     loop = asyncio.get_running_loop()
     limits = Limits(
         cap=1,
+        largest=1,
         queue_limit=1,
         queue_timeout_seconds=0.02,
         retry_after_min_seconds=1,
@@ -631,6 +636,23 @@ def test_before_an_end_a_heavy_request_has_used_all_its_slots() -> None:
     house.enter("heavy", weight=2)
     house.loop.pass_time(10)
     assert 10.0 == house.gate.estimated_wait_seconds(0)
+
+
+def test_who_is_put_back_holds_nothing_and_has_not_ended() -> None:
+    """A request whose endpoint has gone uses no slots while it waits again, and says nothing of how long one takes."""
+    house = House(cap=2)
+    house.gate.set_endpoints({"x": 1, "y": 2})
+    stays, gone = house.fill("ab")
+    assert ("y", "x") == (stays.admission.endpoint, gone.admission.endpoint)
+    house.loop.pass_time(4)
+    house.gate.set_endpoints({"y": 2})
+    assert gone.admission.put_back()
+    house.loop.pass_time(4)
+    # Nothing has ended, and the one that holds its slot has done so for eight seconds.
+    assert 8.0 == house.gate.estimated_wait_seconds(0)
+    stays.admission.leave()
+    # One end after eight seconds, and four that were spent in vain.
+    assert 12.0 == house.gate.estimated_wait_seconds(0)
 
 
 def test_those_who_are_refused_together_come_back_apart() -> None:
