@@ -30,8 +30,8 @@ RETRY_AFTER_MIN_SECONDS, RETRY_AFTER_MAX_SECONDS = 1, 60
 # The share of one second is that among all who come back within a minute around it; of fewer than these it means
 # nothing, since of five two may well meet.
 CROWD_WINDOW_SECONDS, CROWD = 60, 20
-SEEDS = range(10)
-FIXED_SECONDS, FIXED_SEEDS = (1, 2), range(2)
+SEEDS = range(6)
+FIXED_SECONDS, FIXED_SEEDS = (1, 2), range(1)
 
 
 @frozen(kw_only=True)
@@ -228,7 +228,8 @@ class Client:
         if self._retries == 1:
             world.outcome.counts["first retries admitted"] += 1
         if admission.waited:
-            self._estimated_seconds = admission.outlook().estimated_seconds
+            # What its outlook says at this moment, without counting all places anew.
+            self._estimated_seconds = world.gate.estimated_wait_seconds(admission.position)
 
     def _granted(self, admission: Admission) -> None:
         world = self._world
