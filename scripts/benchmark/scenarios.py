@@ -37,6 +37,7 @@ from benchmark.load import (
     request,
 )
 from benchmark.peers import Program, gateway, haproxy
+from benchmark.retries import retries
 from benchmark.rig import RAMP_SECONDS, Bench, Window
 from benchmark.waiting import WAITING
 
@@ -467,5 +468,6 @@ SCENARIOS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
         memory,
         start,
         codecs,
+        retries,
     )
 }
