@@ -81,6 +81,7 @@ class ChaosRun:
         self._asked = 0
         self._done = False
         self._own_faults: list[str] = []
+        self._stood_still: list[tuple[float, float]] = []
         self._scrapes_in_time = asyncio.Event()
         self._queue_timeout_seconds = QUEUE_TIMEOUT_SECONDS + QUEUE_TIMEOUT_SETTLES * options.settle_seconds
         self._scrapes = ScrapeCheck(queue_timeout_seconds=self._queue_timeout_seconds, heaviest=HEAVIEST)
@@ -172,7 +173,8 @@ class ChaosRun:
         self._check_conservation(log)
         late = self._late(log)
         check_clients(audit, results_before, log_before, self._stub.account, late)
-        check_upstream(audit, self._results, log, self._stub.account, self._clients.left_at_grant, late)
+        left_at_grant = self._clients.left_at_grant
+        check_upstream(audit, self._results, log, self._stub.account, left_at_grant, late, self._stood_still)
         check_order(audit, log, self._stub.account, late)
         scrapes = self._scrapes
         few = [] if scrapes.count >= (options.scrapes or MIN_SCRAPES) else [f"only {scrapes.count} scrapes"]
@@ -204,7 +206,9 @@ class ChaosRun:
                 await self._stub.outage(OUTAGE_SECONDS)
             if self._asked >= stalls * REQUESTS_BETWEEN_STALLS:
                 stalls += 1
+                began_at = time.monotonic()
                 await self._gateway.stand_still(STALL_OF_GATEWAY_SECONDS)
+                self._stood_still.append((began_at, time.monotonic()))
             self._progress(f"{self._asked} of {options.requests} requests, {self._scrapes.count} scrapes")
         await asyncio.gather(*steady, *extras)
         self._done = True
