@@ -297,7 +297,8 @@ class UpstreamGate:
         self._grant(self._queue.leave(admission))
 
     def _put_back(self, admission: Admission) -> bool:
-        gone = admission in self._holding and admission.endpoint not in self._endpoints
+        at_work = admission in self._holding and admission not in self._settling
+        gone = at_work and admission.endpoint not in self._endpoints
         if not gone or self._draining or not self._queue.could_hold(admission):
             return False
         self._holding.discard(admission)
