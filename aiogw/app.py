@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 from attrs import asdict
 from prometheus_async.aio.web import server_stats
 
@@ -35,14 +34,13 @@ from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, k
 from aiogw.record import RequestRecord, tell
 from aiogw.relay import Relay, RelayLimits
 from aiogw.routing import Route, Routes
+from aiogw.server import MAX_FIELD_BYTES, MAX_HEADER_FIELDS, MalformedRequests, Runner
 from aiogw.upstream.pool import Target, UpstreamPool
 
 log = logging.getLogger(__name__)
 
 # An idle client connection is closed after this; nginx's default, and longer than the SDKs keep theirs.
 CLIENT_KEEPALIVE_SECONDS = 75
-# One header field, or the request line: aiohttp's own 8,190 is less than some tokens and cookies have.
-MAX_FIELD_BYTES = 32768
 # Connections the kernel completes before we accept them: a burst of clients must not meet a full backlog.
 LISTEN_BACKLOG = 4096
 
@@ -102,6 +100,7 @@ class Gateway:
             every_seconds=server.models_refresh_seconds,
         )
         self._observer = Observer(tuple(config.upstreams))
+        self._malformed = MalformedRequests(render=dialects[0].render_error, observe=self._observer.observe)
         self._collector = GateCollector(
             upstreams={
                 name: partial(self._gate.statistics, upstream.url.key) for name, upstream in config.upstreams.items()
@@ -209,7 +208,7 @@ class Gateway:
         tell(record)
 
     async def _listen(self, application: web.Application, address: ListenAddress, purpose: str) -> None:
-        runner = make_runner(application)
+        runner = make_runner(application, self._malformed)
         self._runners.append(runner)
         await runner.setup()
         site: web.BaseSite
@@ -247,23 +246,22 @@ def _is_listened_on(path: str) -> bool:
     return True
 
 
-def make_runner(application: web.Application) -> web.AppRunner:
+def make_runner(application: web.Application, malformed: MalformedRequests) -> web.AppRunner:
     """The only place where a runner is made.
 
-    ``handler_cancellation`` is off in aiohttp's own runner: a queued client could leave without anybody noticing.  It
-    is on in aiohttp's test server, so a test that does not come through here proves nothing.
+    aiohttp's test server has other settings than its runner, so a test that does not come through here proves nothing.
     """
-    server_log = logging.getLogger("aiogw.server")
-    if not server_log.filters:
-        server_log.addFilter(_told_without_its_bytes)
-    return web.AppRunner(
+    return Runner(
         application,
-        logger=server_log,
-        handler_cancellation=True,
+        malformed=malformed,
+        logger=logging.getLogger("aiogw.server"),
         access_log=None,
         keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
+        max_headers=MAX_HEADER_FIELDS,
+        # Inflated by the middleware, which bounds it and can say in the surface's words what is wrong.
+        auto_decompress=False,
         # Nothing is left to wait for when the runner is cleaned up: the relay has drained.
         shutdown_timeout=0.5,
     )
@@ -276,19 +274,6 @@ def _served(upstream: UpstreamConfig) -> dict[str, str]:
 
 def _engine(upstream: UpstreamConfig, model: str) -> Engine:
     return Engine(model=model, **asdict(upstream.dialect))
-
-
-def _told_without_its_bytes(record: logging.LogRecord) -> bool:
-    """A request that is not HTTP, or whose body is not what it says, is the peer's fault: one line, and nothing of it.
-
-    aiohttp logs it with a traceback that quotes what was sent, which any scanner could fill a log with.
-    """
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
-        record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = "refused what is not a request (%s)", (type(error).__name__,)
-        record.exc_info = None
-    return True
 
 
 def _limits(upstream: UpstreamConfig) -> Limits | None:
