@@ -206,7 +206,7 @@ def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
     response = _respond(request, request[DIALECT].render_error(error, record.request_id))
-    if isinstance(error, MalformedRequest):
+    if isinstance(error, MalformedRequest | BodyTooLarge):
         response.force_close()
     return response
 

@@ -152,9 +152,10 @@ class _Server(web.Server):
         return await self._behind.request_handler(request)
 
     def _make(self, message: RawRequestMessage, *others: Any) -> web.BaseRequest:
-        if message.upgrade:
-            # Nothing is upgraded to.  The C parser (3.14) loses what came with such a request, and takes what comes
-            # later for the beginning of the next one.
+        # What comes behind such a request is not to be trusted to the C parser (3.14).  After an upgrade, which nothing
+        # here is, it loses what came along and takes what comes later for the beginning of a request.  A trailer of a
+        # chunked body becomes a header field of the next request, which may be another client's behind a proxy.
+        if message.upgrade or message.chunked:
             message = message._replace(should_close=True)
         return self._behind.request_factory(message, *others)
 

@@ -51,6 +51,8 @@ class Case:
 
 CLOSED = Outcome(closes=True)
 FORWARDED = Outcome(statuses=(200,), forwarded=(BODY,))
+# And what may come behind it is not looked at.
+LAST_ONE = replace(FORWARDED, closes=True)
 
 
 def refused(status: int = 400, *, closes: bool | None = None) -> Outcome:
@@ -138,7 +140,7 @@ FINE = [
     case("an empty value", post(b"accept:"), FORWARDED),
     case("a line break before", b"\r\n" + post(), FORWARDED),
     case("two line breaks before", b"\r\n\r\n" + post(), FORWARDED),
-    case("HTTP/1.0", post(line=b"POST /v1/chat/completions HTTP/1.0"), replace(FORWARDED, closes=True)),
+    case("HTTP/1.0", post(line=b"POST /v1/chat/completions HTTP/1.0"), LAST_ONE),
     case("HTTP/1.0, no Host", post(line=b"POST /v1/chat/completions HTTP/1.0", host=None), FORWARDED),
     case("chunked", post(b"transfer-encoding: chunked", length=False, body=WHOLE), FORWARDED),
     case("models", post(line=b"GET /v1/models HTTP/1.1", body=b"", length=False), Outcome(statuses=(200,))),
@@ -201,7 +203,7 @@ REQUEST_LINE = [
     *each(
         "request line",
         request_lines(b"POST /v1/chat/completions RTSP/1.0"),
-        replace(FORWARDED, closes=True),
+        LAST_ONE,
         pure=BAD,
     ),
     *each(
@@ -277,7 +279,7 @@ METHODS = [
         "CONNECT to a host", b"CONNECT evil.test:443 HTTP/1.1\r\nhost: evil.test:443\r\n\r\n", refused(404, closes=True)
     ),
     case("CONNECT and a tunnel", b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n" + SMUGGLED, refused(404, closes=True)),
-    case("CONNECT to a path", b"CONNECT /v1/chat/completions HTTP/1.1\r\nhost: a\r\n\r\n", BAD),
+    case("CONNECT to a path", b"CONNECT /v1/chat/completions HTTP/1.1\r\nhost: a\r\n\r\n", refused(404, closes=True)),
     case("HEAD of what is POST", post(line=b"HEAD /llm/v1/messages HTTP/1.1", body=b"", length=False), refused(405)),
     case("HEAD of nothing", post(line=b"HEAD /v1/nothing HTTP/1.1", body=b"", length=False), refused(404)),
 ]
@@ -617,7 +619,7 @@ GOOD_CHUNKS = (
     chunk(BODY) + b"0\r\nx-trailer: 1\r\n\r\n",
     chunk(BODY) + b"0\r\nauthorization: canary\r\nx-y: z\r\n\r\n",
     chunk(BODY) + b"000\r\n\r\n",
-    b"%X\r\n%b\r\n%b" % (N, BODY, LAST),
+    b"0%X\r\n%b\r\n%b" % (N, BODY, LAST),
     b"000000%x\r\n%b\r\n%b" % (N, BODY, LAST),
 )
 BAD_CHUNKS = (
@@ -648,7 +650,7 @@ BAD_CHUNKS = (
     chunk(BODY) + b"0\r\n y: z\r\n\r\n",
 )
 CHUNKS = [
-    *each("chunks", chunked(*GOOD_CHUNKS), FORWARDED),
+    *each("chunks", chunked(*GOOD_CHUNKS), LAST_ONE),
     *each("chunks", chunked(*BAD_CHUNKS), BAD),
     # And where the head has been understood and its body is being read when the fault comes.
     *each(
@@ -685,14 +687,20 @@ CHUNKS = [
     case(
         "chunks: a trailer that is a Host",
         post(b"transfer-encoding: chunked", length=False, body=chunk(BODY) + b"0\r\nhost: evil.test\r\n\r\n"),
-        BAD,
-        pure=FORWARDED,
+        LAST_ONE,
+    ),
+    # aiohttp's C parser (3.14) would make it a field of the second request.
+    case(
+        "chunks: a trailer, and a request behind",
+        post(b"transfer-encoding: chunked", length=False, body=chunk(BODY) + b"0\r\nx-request-id: evil\r\n\r\n")
+        + SMUGGLED,
+        LAST_ONE,
     ),
     case("chunks: none", post(b"transfer-encoding: chunked", length=False, body=LAST), refused(400)),
     case(
         "chunks: a request behind",
         post(b"transfer-encoding: chunked", length=False, body=WHOLE) + SMUGGLED,
-        Outcome((200, 200), (BODY, BODY)),
+        LAST_ONE,
     ),
     case(
         "chunks: too many bytes",
@@ -701,7 +709,7 @@ CHUNKS = [
     ),
     case(
         "chunks: an extension without end",
-        post(b"transfer-encoding: chunked", length=False, body=b"1;" + b"x" * MAX_FIELD_BYTES * 3),
+        post(b"transfer-encoding: chunked", length=False, body=b"1;" + b"x" * MAX_FIELD_BYTES * 20),
         CLOSED,
         pure=BAD,
     ),
@@ -1080,12 +1088,12 @@ UPGRADE = [
             for name in PROTOCOLS
             for connection in (b"upgrade", b"Upgrade, HTTP2-Settings", b"keep-alive, upgrade")
         ],
-        replace(FORWARDED, closes=True),
+        LAST_ONE,
     ),
     *each(
         "upgrade, and a request behind",
         [(name, post(b"upgrade: " + name, b"connection: upgrade") + SMUGGLED) for name in PROTOCOLS],
-        replace(FORWARDED, closes=True),
+        LAST_ONE,
     ),
     *each(
         "upgrade of a GET, and a request behind",
@@ -1161,7 +1169,7 @@ PIPELINES = [
     case(
         "pipeline: line break behind one that closes",
         post(b"connection: close") + b"\r\n",
-        replace(FORWARDED, closes=True),
+        LAST_ONE,
     ),
     case("pipeline: behind HTTP/1.0", post(line=b"POST " + CHAT + b" HTTP/1.0") + SMUGGLED, BAD),
     case("pipeline: a smuggled prefix", post(body=BODY + SMUGGLED), refused(400)),
