@@ -67,9 +67,16 @@ class MalformedRequests:
             self._minute_ends_at, self._lines_left = now + 60, LINES_PER_MINUTE
         if self._lines_left:
             self._lines_left -= 1
-            fields = {"request_id": record.request_id, "status": error.status, "outcome": error.code, "kind": kind}
-            log.info("refused what is not a request", extra={"fields": fields | {"untold": self._untold}})
-            self._untold = 0
+            fields: dict[str, Any] = {
+                "request_id": record.request_id,
+                "status": error.status,
+                "outcome": error.code,
+                "kind": kind,
+            }
+            if self._untold:
+                fields["untold"] = self._untold
+                self._untold = 0
+            log.info("refused what is not a request", extra={"fields": fields})
         else:
             self._untold += 1
         document = self._render(error, record.request_id)
@@ -120,10 +127,11 @@ class ClientConnection(web.RequestHandler):
 
     def refuse(self, error: MalformedRequest, kind: str) -> web.StreamResponse:
         """Answer in HTTP/1.1, whatever was spoken, and hear nothing more."""
-        assert self.transport is not None
-        self.transport.write(self._malformed.refuse(error, kind))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        answer = self._malformed.refuse(error, kind)
+        if self.transport is not None:
+            self.transport.write(answer)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
         self.close()
         return _Lingering(status=error.status, keep_alive=False)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import h11
 import pytest
 import pytest_asyncio
 from rig import Daemon, RawClient, Rig, ScriptedUpstream, answer, eventually, rigged
+
+from aiogw.server import LINES_PER_MINUTE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -198,7 +201,22 @@ async def check(setting: Setting, case: corpus.Case, outcome: corpus.Outcome, se
 
 
 async def test_nothing_is_left(setting: Setting) -> None:
-    """After all of it nobody waits, no slot is held, and the log has one line a request and no byte unquoted."""
+    """After all of it no slot is held, nothing was our own fault, and the log is short, plain and without secrets."""
     await setting.gateway.settled()
     await eventually(lambda: setting.upstream.in_flight == 0)
     assert setting.upstream.violations == []
+    metrics = await setting.gateway.metrics()
+    outcomes = Counter[str]()
+    for (name, labels), value in metrics.items():
+        if name == "aiogw_requests_total":
+            outcomes[dict(labels)["outcome"]] += int(value)
+    assert outcomes["malformed_request"] >= 200
+    assert outcomes["completed"] >= len(setting.upstream.exchanges) > 100
+    assert outcomes["internal_error"] == 0
+    refusals = [line for line in setting.gateway.lines if "refused what is not a request" in line]
+    assert 0 < len(refusals) <= 2 * LINES_PER_MINUTE
+    for line in setting.gateway.lines:
+        assert "canary" not in line
+        assert line.isascii()
+        assert line.isprintable()
+        assert len(line) < 1000
