@@ -206,15 +206,15 @@ def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
     response = _respond(request, request[DIALECT].render_error(error, record.request_id))
-    if isinstance(error, MalformedRequest | BodyTooLarge):
-        response.force_close()
+    if isinstance(error, BodyTooLarge):
+        response.force_close()  # aiohttp's C parser (3.14) takes a length of 2**64 - 1 for none
     return response
 
 
 def _respond(request: web.Request, document: Document) -> web.Response:
     """``document`` as aiohttp sends it, with the request id where this surface's clients look for it."""
     response = web.Response(status=document.status, body=document.body)
-    if not request.content.is_eof() or request.content.exception() is not None:
+    if not request.content.is_eof():
         # Whether the rest of a body is still to come is anybody's guess: a client that was told this instead of a 100
         # sends its next request, which would be taken for the body.
         response.force_close()

@@ -110,7 +110,6 @@ class ClientConnection(web.RequestHandler):
         for body in bodies:
             if not body.is_eof():
                 body.set_exception(web.RequestPayloadError())
-                body.feed_eof()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

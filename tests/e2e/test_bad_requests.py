@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import gzip
 import json
-import sys
-import termios
 import zlib
 
 import pytest
@@ -23,6 +19,8 @@ from rig import (
     answer,
     eventually,
 )
+
+from aiogw import server
 
 LIMIT = 1 << 20
 
@@ -358,19 +356,18 @@ async def test_a_chunk_that_lies_behind_a_request(rig: Rig, process: bool) -> No
     client = await rig.post(gateway, OPENAI, 1)
     exchange = await upstream.exchange(0)
     await client.request("POST", OPENAI.path, b"", "transfer-encoding: chunked")
-    # When these have been read, the head before them has been, too.
-    await client.send(b"2\r\n{}\r\n")
-    await eventually(lambda: unread(client) == 0)
+    await gateway.metrics()  # once that has been answered, the head has been read
     await client.send(b"zz\r\n")
-    await eventually(lambda: unread(client) == 0)
+    await gateway.metrics()
     exchange.answer()
     assert (await client.response()).status == 200
     assert (await client.response()).status == 400
     assert await client.ended()
 
 
-async def test_what_is_not_a_request(rig: Rig, process: bool) -> None:
-    """R66: it is refused with an id, counted, told in the log without its bytes, and its connection closed."""
+async def test_what_is_not_a_request(rig: Rig, process: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R66: it is refused with an id and counted, and its connection ends at once."""
+    monkeypatch.setattr(server, "LINGER_SECONDS", 60)
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, process=process)
     client = await rig.client(gateway)
@@ -386,14 +383,24 @@ async def test_what_is_not_a_request(rig: Rig, process: bool) -> None:
     assert await gateway.metric("aiogw_requests_total", **labels) >= 1
 
 
-@pytest.mark.parametrize("field", ["cookie: " + "x" * (1 << 20), "x" * (1 << 20) + ": 1"], ids=["value", "name"])
+async def test_whoever_stays_behind_a_refusal_is_left(rig: Rig) -> None:
+    """A client that does not close its side keeps no descriptor here for longer than it takes to read the answer."""
+    upstream = await rig.upstream()
+    gateway = await rig.daemon(upstream)
+    before = gateway.open_files
+    client = await rig.client(gateway)
+    await client.send(b"nonsense\r\n\r\n")
+    assert (await client.response()).status == 400
+    await eventually(lambda: gateway.open_files <= before)
+
+
+@pytest.mark.parametrize("field", ["cookie: " + "x" * (16 << 20), "x" * (16 << 20) + ": 1"], ids=["value", "name"])
 async def test_a_field_that_is_too_long(rig: Rig, field: str) -> None:
-    """R66: whoever sends a megabyte in one field can read what is wrong: the answer is not lost to a reset."""
+    """R66: whoever sends megabytes in one field can read what is wrong: the answer is not lost to a reset."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream)
     client = await rig.client(gateway)
-    with contextlib.suppress(ConnectionError):
-        await client.request("GET", "/v1/models", None, field)
+    await client.request("GET", "/v1/models", None, field)
     response = await client.response()
     assert response.status == 400
     assert response.complete
@@ -422,19 +429,3 @@ async def test_a_coding_that_is_not_known(rig: Rig, surface: Surface, coding: st
     message = await refused(upstream, gateway, surface, await client.response(), 415, "unsupported_encoding")
     assert "gzip or deflate" in message
     assert coding in message
-
-
-def unread(client: RawClient) -> int:
-    """Bytes that the client has sent and the gateway's kernel has not acknowledged."""
-    return int.from_bytes(fcntl.ioctl(client.sock.fileno(), termios.TIOCOUTQ, b"\0" * 4), sys.byteorder)
-
-
-async def test_the_client_can_go_on_after_a_refusal(rig: Rig, surface: Surface) -> None:
-    """A refused request does not cost the client its connection."""
-    upstream, _, client = await start(rig)
-    for body in (b"{", surface.body(model="gpt-9"), b""):
-        await client.post(surface.path, body)
-        assert (await client.response()).status in (400, 404)
-    await client.post(surface.path, surface.body(1))
-    assert (await client.response()).status == 200
-    assert upstream.tags == [1]
