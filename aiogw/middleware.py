@@ -35,7 +35,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger(__name__)
 
-# Of a name or a path that a client chose, in a log line.
+# Of anything that a client chose, in a log line.
 MAX_LOGGED_CHARACTERS = 200
 
 RECORD = web.RequestKey("RECORD", RequestRecord)
@@ -51,7 +51,7 @@ def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
         record = RequestRecord(
             request_id=request_id_from(request.headers.get("x-request-id")),
             arrived_at=time.monotonic(),
-            method=request.method,
+            method=request.method[:MAX_LOGGED_CHARACTERS],
             path=request.path[:MAX_LOGGED_CHARACTERS],
         )
         request[RECORD] = record

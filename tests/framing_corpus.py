@@ -272,6 +272,7 @@ METHODS = [
         post(b"origin: null", line=b"OPTIONS /llm/v1/messages HTTP/1.1", body=b"", length=False),
         refused(405, closes=False),
     ),
+    case("a long method", post(line=b"X" * 20000 + b" /v1/models HTTP/1.1", body=b""), BAD, pure=refused(405)),
     case("OPTIONS *", post(line=b"OPTIONS * HTTP/1.1", body=b"", length=False), refused(404)),
     case("TRACE with secrets", post(b"cookie: a=b", line=b"TRACE /v1/models HTTP/1.1"), refused(405)),
     case("POST *", post(line=b"POST * HTTP/1.1"), BAD),
@@ -370,6 +371,24 @@ TARGETS = [
             b"/" + b"/" * 20000,
             b"/" + b"%2e%2e/" * 2000,
         ),
+        refused(404),
+    ),
+    # What is said of it is short, whatever it is.
+    *each(
+        "target",
+        [
+            (target, post(line=b"GET " + target + b" HTTP/1.1", body=b"", length=False))
+            for start in (
+                b"/v1/",
+                b"/v1/models/",
+                b"/v1/v1/",
+                b"/llm/",
+                b"/llm/messages",
+                b"/llm/models/",
+                b"/llm/v1/models/",
+            )
+            for target in (start + b"x" * 20000, start + b"%1b%5b31m%0d%0ax-evil:%201", start + b"%e2%80%ae%c2%85")
+        ],
         refused(404),
     ),
     # Below the models, which are only read.

@@ -394,13 +394,13 @@ async def test_whoever_stays_behind_a_refusal_is_left(rig: Rig) -> None:
     await eventually(lambda: gateway.open_files <= before)
 
 
-@pytest.mark.parametrize("field", ["cookie: " + "x" * (16 << 20), "x" * (16 << 20) + ": 1"], ids=["value", "name"])
+@pytest.mark.parametrize("field", ["cookie: {}", "{}: 1"], ids=["value", "name"])
 async def test_a_field_that_is_too_long(rig: Rig, field: str) -> None:
     """R66: whoever sends megabytes in one field can read what is wrong: the answer is not lost to a reset."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream)
     client = await rig.client(gateway)
-    await client.request("GET", "/v1/models", None, field)
+    await client.request("GET", "/v1/models", None, field.format("x" * (16 << 20)))
     response = await client.response()
     assert response.status == 400
     assert response.complete
