@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import time
 from functools import partial
 from pathlib import Path
@@ -24,14 +23,16 @@ from attrs import asdict
 from prometheus_async.aio.web import server_stats
 
 from aiogw.admission.gate import Gate, Limits, UpstreamGate
+from aiogw.auth import Authenticator
 from aiogw.canonical import Engine
 from aiogw.catalogue import Catalogue
 from aiogw.config import Config, ListenAddress, UpstreamConfig
+from aiogw.credentials import Credentials
 from aiogw.departures import Departures
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 from aiogw.metrics import GateCollector, Observer
-from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.middleware import accept_expectation, authenticate, canonicalise, detect_dialect, keep_record, render_errors
 from aiogw.record import RequestRecord, tell
 from aiogw.relay import Relay, RelayLimits
 from aiogw.routing import Route, Routes
@@ -54,9 +55,10 @@ class CannotListen(Exception):
 class Gateway:
     """One gateway.  ``dialects`` is the registry; a test may serve one more."""
 
-    def __init__(self, config: Config, *, dialects: tuple[Dialect, ...] = DIALECTS) -> None:
+    def __init__(self, config: Config, credentials: Credentials, *, dialects: tuple[Dialect, ...] = DIALECTS) -> None:
         self._config = config
         self._dialects = dialects
+        self._authenticator = Authenticator(credentials.keyring)
         self._stop_now = asyncio.Event()
         self._stopping = asyncio.Event()
         self._runners: list[web.AppRunner] = []
@@ -73,7 +75,7 @@ class Gateway:
             gates[address] = UpstreamGate(loop=loop, upstream=name, limits=_limits(upstream))
             self._pools[address] = UpstreamPool(
                 upstream=name,
-                target=_target(upstream),
+                target=_target(name, upstream, credentials),
                 connect_timeout_seconds=upstream.connect_timeout_seconds,
                 first_byte_timeout_seconds=upstream.first_byte_timeout_seconds,
                 idle_timeout_seconds=upstream.idle_timeout_seconds,
@@ -175,6 +177,7 @@ class Gateway:
                 keep_record(self._observe),
                 detect_dialect(self._dialects),
                 render_errors,
+                authenticate(self._authenticator),
                 canonicalise(routes=self._routes, max_body_bytes=self._config.server.max_body_bytes),
             ]
         )
@@ -305,7 +308,7 @@ def _limits(upstream: UpstreamConfig) -> Limits | None:
     )
 
 
-def _target(upstream: UpstreamConfig) -> Target:
+def _target(name: str, upstream: UpstreamConfig, credentials: Credentials) -> Target:
     url = upstream.url
     return Target(
         host=url.host or "",
@@ -313,5 +316,6 @@ def _target(upstream: UpstreamConfig) -> Target:
         path=url.path,
         authority=url.authority,
         prefix=url.prefix,
-        ssl_context=ssl.create_default_context() if url.scheme == "https" else None,
+        ssl_context=credentials.ssl_contexts.get(name),
+        credential=credentials.upstream_credentials.get(name),
     )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiogw import __version__, clients, config
+from aiogw import __version__, clients, config, credentials
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 
@@ -27,15 +27,17 @@ def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...
         parser.error("--client: only with show")
     try:
         loaded = config.load(options.config)
+        # Not for show: who prints a client's lines need not be able to read the keys.
+        secrets = None if options.command == "show" else credentials.load(loaded)
     except config.ConfigError as error:
         for fault in error.faults:
             print(f"aiogw: {fault}", file=sys.stderr)  # noqa: T201 - the log is not set up without a configuration
         return BAD_CONFIG
     if options.command == "check":
         return OK
-    if options.command == "show":
+    if secrets is None:
         return _show(loaded, options.client)
-    return _run(loaded, dialects)
+    return _run(loaded, secrets, dialects)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +72,7 @@ def _show(loaded: config.Config, client: str | None) -> int:
     return OK
 
 
-def _run(loaded: config.Config, dialects: tuple[Dialect, ...]) -> int:
+def _run(loaded: config.Config, secrets: credentials.Credentials, dialects: tuple[Dialect, ...]) -> int:
     # Until the gateway has handlers of its own there is nothing to drain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(OK))
     # Imported here, so that check and show answer at once and do not need an event loop.
@@ -82,7 +84,7 @@ def _run(loaded: config.Config, dialects: tuple[Dialect, ...]) -> int:
     configure_logging(level=loaded.server.log_level, format_=loaded.server.log_format)
 
     async def serve() -> None:
-        gateway = Gateway(loaded, dialects=dialects)
+        gateway = Gateway(loaded, secrets, dialects=dialects)
         # What is there now stays: the collector need not go through the libraries for each thousand of clients.
         gc.collect()
         gc.freeze()

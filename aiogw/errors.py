@@ -4,6 +4,7 @@
     ├── ClientFault           the request cannot be served as it was sent
     │   ├── MalformedBody         400  not JSON, not an object, not readable
     │   ├── InvalidField          400  one member is wrong; ``param`` is its path
+    │   ├── InvalidKey            401  no key, more than one, or nobody's
     │   ├── UnknownModel          404
     │   ├── UnknownEndpoint       404
     │   ├── MethodNotAllowed      405
@@ -11,6 +12,7 @@
     │   └── TooManySequences      422  heavier than the cap: could never be admitted
     ├── Refusal               ours: not now; always with ``retry_after_seconds``
     │   ├── QueueFull             503
+    │   ├── QueuePlacesTaken      503  not full, but this holder's share of it
     │   ├── QueueTimeout          503
     │   ├── QueueTooSlow          503  would time out, by the estimate
     │   └── Draining              503
@@ -103,6 +105,19 @@ class InvalidField(ClientFault):
     @property
     def param(self) -> str | None:
         return self.path
+
+
+@frozen(kw_only=True)
+class InvalidKey(ClientFault):
+    """Without fields, so that nothing can be learned from it."""
+
+    code = "invalid_api_key"
+    title = "Key not valid"
+    status = 401
+
+    @property
+    def message(self) -> str:
+        return "A valid key is needed here, and only one: as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
 
 
 @frozen(kw_only=True)
@@ -227,6 +242,23 @@ class QueueFull(QueueRefusal):
         return (
             f"All {self.cap} slots of the upstream {self.upstream!r} are busy and all {self.queue_limit} places of its "
             f"queue are taken; {self._advice}"
+        )
+
+
+@frozen(kw_only=True)
+class QueuePlacesTaken(QueueRefusal):
+    """The queue is not full, but one holder has as many who wait as it may."""
+
+    queue_places: int
+
+    code = "queue_places_taken"
+    title = "Share of the queue taken"
+
+    @property
+    def message(self) -> str:
+        return (
+            f"All {self.queue_places} places that this key may occupy in the queue of the upstream {self.upstream!r} "
+            f"are taken; {self._advice}"
         )
 
 

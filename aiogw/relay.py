@@ -22,7 +22,7 @@ from aiogw.clientstream import ClientStream
 from aiogw.departures import Departures
 from aiogw.dialects.base import Call, Dialect
 from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
-from aiogw.middleware import CALL, DIALECT, RECORD
+from aiogw.middleware import CALL, DIALECT, HOLDER, RECORD
 from aiogw.record import CLIENT_GONE, RequestRecord
 from aiogw.routing import Route, Routes
 from aiogw.upstream.answer import read_error
@@ -75,7 +75,7 @@ class Relay:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve the canonical request that the middlewares left in ``request``; raises GatewayError or ClientGone."""
-        route = self._routes.find(request[CALL].request.model)
+        route = self._routes.find(request[CALL].request.model, request[HOLDER].models)
         relayed = RelayedRequest(
             request,
             # Taken out: nothing else may keep a body of many megabytes through an answer of many minutes.

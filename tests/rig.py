@@ -30,6 +30,7 @@ import pytest
 import tomli_w
 
 from aiogw import config as aiogw_config
+from aiogw import credentials
 from aiogw.app import Gateway
 from aiogw.canonical import ResponseHead
 from aiogw.dialects import DIALECTS
@@ -862,8 +863,13 @@ def upstream_table(url: str, *, models: Iterable[str] = ("reasoning",), **change
     return table | {"admission": admission}
 
 
-def configuration(upstreams: Mapping[str, Mapping[str, Any]], **server: Any) -> str:
-    return tomli_w.dumps({"server": SERVER | server, "upstreams": upstreams})
+NO_KEYS = {"mode": "none"}
+
+
+def configuration(
+    upstreams: Mapping[str, Mapping[str, Any]], *, auth: Mapping[str, Any] = NO_KEYS, **server: Any
+) -> str:
+    return tomli_w.dumps({"server": SERVER | server, "auth": auth, "upstreams": upstreams})
 
 
 class RunningGateway:
@@ -946,7 +952,8 @@ class InProcessGateway(RunningGateway):
 
     def __init__(self, text: str, dialects: tuple[Dialect, ...]) -> None:
         super().__init__()
-        self._gateway = Gateway(aiogw_config.loads(text), dialects=dialects)
+        loaded = aiogw_config.loads(text)
+        self._gateway = Gateway(loaded, credentials.load(loaded), dialects=dialects)
         self._errors: list[str] = []
         self._handler = _Collect(self)
         self._logger = logging.getLogger()
@@ -1122,12 +1129,13 @@ class Rig:
         dialects: tuple[Dialect, ...] = ALL_DIALECTS,
         others: Mapping[str, Mapping[str, Any]] | None = None,
         server: Mapping[str, Any] | None = None,
+        auth: Mapping[str, Any] = NO_KEYS,
         **changes: Any,
     ) -> RunningGateway:
         """A gateway before ``upstream``, or an address; ``changes`` are keys of its table, ``server`` of [server]."""
         url = upstream if isinstance(upstream, str) else upstream.url
         tables = {"reasoning": upstream_table(url, **changes)} | dict(others or {})
-        return await self.start(configuration(tables, **(server or {})), process=process, dialects=dialects)
+        return await self.start(configuration(tables, auth=auth, **(server or {})), process=process, dialects=dialects)
 
     async def daemon(self, upstream: ScriptedUpstream | str, **options: Any) -> Daemon:
         gateway = await self.gateway(upstream, process=True, **options)

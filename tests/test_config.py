@@ -18,9 +18,30 @@ from hypothesis import strategies as st
 
 from aiogw import config
 from aiogw.canonical import Engine
-from aiogw.config import Config, ConfigError, DialectConfig, ListenAddress, UpstreamAddress, UpstreamConfig
+from aiogw.config import (
+    AuthConfig,
+    Config,
+    ConfigError,
+    DialectConfig,
+    KeyConfig,
+    ListenAddress,
+    UpstreamAddress,
+    UpstreamConfig,
+)
 from aiogw.config.faults import value_faults
-from aiogw.config.values import Aliases, Count, Members, Names, Positive, RetrySeconds, Seconds, SecondsOrNever, Text
+from aiogw.config.values import (
+    Aliases,
+    Count,
+    CredentialName,
+    FilePath,
+    Members,
+    Names,
+    Positive,
+    RetrySeconds,
+    Seconds,
+    SecondsOrNever,
+    Text,
+)
 
 EXAMPLE = Path(__file__).parent.parent / "etc" / "gateway.toml"
 
@@ -38,6 +59,14 @@ models_refresh_seconds = 60
 log_level = "info"
 log_format = "text"
 
+[auth]
+mode = "keys"
+
+[auth.keys.reasoning]
+file = "/etc/aiogw/keys/reasoning"
+models = "all"
+queue_places = 4
+
 [upstreams.reasoning]
 url = "http://reasoning-predictor.llm-serving:80"
 models = ["reasoning", "org/big"]
@@ -45,6 +74,7 @@ connect_timeout_seconds = 5
 first_byte_timeout_seconds = 600
 idle_timeout_seconds = 120
 aliases = { claude-reasoning = "reasoning" }
+credential_file = "/etc/aiogw/keys/upstream"
 
 [upstreams.reasoning.admission]
 engine_slots = 8
@@ -117,6 +147,10 @@ KEYS = [pytest.param(key, id=".".join(key)) for key in TYPES]
 DIALECT = ("upstreams", "reasoning", "dialect")
 # Names and capabilities; all else is a limit or an address, and nobody but the operator can know those.
 OPTIONAL = [key for key in TYPES if key[:3] in (DIALECT, (*DIALECT[:2], "aliases"))]
+HOLDER = ("auth", "keys", "reasoning")
+# Of two places for a secret one is chosen, and what is said of a CA goes with https only.
+UNSAID = {(*HOLDER, "credential"), (*DIALECT[:2], "credential"), (*DIALECT[:2], "ca_file")}
+OPTIONAL += [*UNSAID, HOLDER[:2], (*HOLDER, "file"), (*DIALECT[:2], "credential_file")]
 
 
 def of_type(*types: Any) -> list[Any]:
@@ -199,8 +233,8 @@ def test_the_walk_finds_every_table() -> None:
             if isinstance(value, dict) and TYPES.get((*path, name)) not in (Aliases, Members):
                 yield from keys(value, (*path, name))
 
-    written = {key for key in keys(BASE) if "embeddings" not in key} - {("upstreams", "reasoning")}
-    assert written == set(TYPES)
+    written = {key for key in keys(BASE) if "embeddings" not in key} - {("upstreams", "reasoning"), HOLDER}
+    assert written == set(TYPES) - UNSAID
 
 
 def test_no_limit_has_a_default() -> None:
@@ -208,7 +242,11 @@ def test_no_limit_has_a_default() -> None:
     classes = {Config, *(cls for type_ in TYPES.values() for cls in tables_of(type_))} - {DialectConfig}
     assert 4 <= len(classes)
     for cls in classes:
-        allowed = ["aliases", "dialect"] if cls is UpstreamConfig else []
+        allowed = {
+            AuthConfig: ["keys"],
+            KeyConfig: ["file", "credential"],
+            UpstreamConfig: ["credential", "credential_file", "ca_file", "aliases", "dialect"],
+        }.get(cls, [])
         assert allowed == [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
 
 
@@ -381,9 +419,42 @@ def test_aliases_are_names_for_models(value: Any, place: str, expected: str) -> 
     assert f"upstreams.reasoning.aliases{place}: {expected}" in faults_of(changed((*DIALECT[:2], "aliases"), value))
 
 
+@pytest.mark.parametrize("value", ["", "relative", "~/key", "/a\0b", 3, True, ["/a"], {}], ids=repr)
+@pytest.mark.parametrize("key", of_type(FilePath | None))
+def test_a_file_has_an_absolute_path(key: Key, value: Any) -> None:
+    """Which file is meant does not depend on where aiogw was started."""
+    expected = f"{'.'.join(key)}: expected the absolute path of a file, found "
+    assert any(fault.startswith(expected) for fault in faults_of(changed(key, value)))
+
+
+@pytest.mark.parametrize("value", ["", ".", "..", "a/b", "/a", "a\0", 3, True, ["a"], {}], ids=repr)
+@pytest.mark.parametrize("key", of_type(CredentialName | None))
+def test_a_credential_has_the_name_of_a_file(key: Key, value: Any) -> None:
+    """It names something in systemd's folder, and nothing outside of it."""
+    expected = f"{'.'.join(key)}: expected the name of a credential, as in LoadCredential=NAME:PATH, found "
+    assert any(fault.startswith(expected) for fault in faults_of(changed(key, value)))
+
+
+@pytest.mark.parametrize("value", ["*", "none", "", 3, True, {}], ids=repr)
+def test_a_holder_may_use_named_models_or_all(value: Any) -> None:
+    """All is said by its word, and no pattern is one."""
+    expected = 'auth.keys.reasoning.models: expected an array of names of models, or "all", found '
+    assert any(fault.startswith(expected) for fault in faults_of(changed((*HOLDER, "models"), value)))
+
+
+def test_no_keys_is_said() -> None:
+    """Without a word on keys nothing starts; with ``none`` there is no table of them."""
+    (fault,) = faults_of(changed(("auth",), ...))
+    assert fault == "auth: missing; it has no default"
+    assert config.loads(TEXT).auth.keys
+    assert load(changed(("auth",), {"mode": "none"})).auth == AuthConfig(mode="none")
+
+
 @pytest.mark.parametrize("value", ["INFO", "trace", "", 20, True, ["info"], {}], ids=repr)
 @pytest.mark.parametrize(
-    "key", [("server", "log_level"), ("server", "log_format"), (*DIALECT, "count_tokens")], ids=".".join
+    "key",
+    [("server", "log_level"), ("server", "log_format"), ("auth", "mode"), (*DIALECT, "count_tokens")],
+    ids=".".join,
 )
 def test_a_choice_names_what_there_is(key: Key, value: Any) -> None:
     """A word that is not on the list is refused together with the list."""
@@ -690,6 +761,41 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
         "one address has one gate, so list all its models under one upstream",
     ),
     (
+        "keys-without-a-holder",
+        [(HOLDER[:2], ...)],
+        'auth.keys: expected at least one holder of a key, since auth.mode is "keys"',
+    ),
+    (
+        "holders-and-no-keys",
+        [(("auth", "mode"), "none")],
+        'auth.keys: only with auth.mode = "keys": nobody is asked for a key',
+    ),
+    (
+        "two-places-for-a-key",
+        [((*HOLDER, "credential"), "reasoning")],
+        "auth.keys.reasoning: expected one of file and credential, found both",
+    ),
+    (
+        "no-place-for-a-key",
+        [((*HOLDER, "file"), ...)],
+        "auth.keys.reasoning: expected one of file and credential, found none",
+    ),
+    (
+        "holder-of-no-model",
+        [((*HOLDER, "models"), ["claude-reasoning", "reasoning", "gpt"])],
+        'auth.keys.reasoning.models: no upstream serves "gpt"',
+    ),
+    (
+        "two-places-for-a-credential",
+        [((*DIALECT[:2], "credential"), "reasoning")],
+        "upstreams.reasoning.credential_file: there is a credential, too; expected one of them",
+    ),
+    (
+        "ca-without-tls",
+        [((*DIALECT[:2], "ca_file"), "/etc/aiogw/ca.pem")],
+        "upstreams.reasoning.ca_file: only for an https url",
+    ),
+    (
         "admin-where-clients-are",
         [(("server", "admin_listen"), "127.0.0.1:8080")],
         "server.admin_listen: the same address as server.listen",
@@ -707,14 +813,14 @@ def test_values_that_do_not_go_together(changes: list[tuple[Key, Any]], expected
 
 def test_faults_of_all_kinds_come_at_once() -> None:
     """One run tells everything: missing, wrong, unknown, and what does not go together."""
-    changes = [change for _name, changes, _text in CROSS_FAULTS for change in changes if "model" not in _name]
+    together = [changes for name, changes, _text in CROSS_FAULTS if "model" not in name and "key" not in name]
     document = changed(
         ("server", "log_level"),
         ...,
         (("server", "max_body_bytes"), "8"),
         (("upstreams", "reasoning", "slots"), 8),
         (("upstreams", "embeddings", "connect_timeout_seconds"), True),
-        *changes,
+        *(change for changes in together for change in changes),
         ((*ADMISSION, "queue_limit"), ...),
     )
     faults = faults_of(document)
@@ -726,10 +832,12 @@ def test_faults_of_all_kinds_come_at_once() -> None:
         "upstreams.reasoning.admission.cap",
         "upstreams.reasoning.admission.queue_limit",
         "upstreams.reasoning.admission.retry_after_min_seconds",
+        "upstreams.reasoning.credential_file",
+        "upstreams.reasoning.ca_file",
         "upstreams.embeddings.connect_timeout_seconds",
         "upstreams.embeddings.url",
     } == {fault.partition(":")[0] for fault in faults}
-    assert 9 == len(faults)
+    assert 11 == len(faults)
 
 
 @pytest.mark.parametrize(
@@ -809,7 +917,8 @@ def test_what_is_not_toml(text: str) -> None:
 
 def test_an_empty_file_lacks_everything() -> None:
     """Without a line there is nothing to run with, and the tables that are missing are named."""
-    assert ["server: missing; it has no default", "upstreams: missing; it has no default"] == faults_of("")
+    tables = ("server", "auth", "upstreams")
+    assert [f"{table}: missing; it has no default" for table in tables] == faults_of("")
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

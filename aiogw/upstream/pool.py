@@ -31,6 +31,7 @@ class Target:
     """Where an upstream listens: ``host`` and ``port``, or, where it is given, the ``path`` of a Unix socket.
 
     ``authority`` is sent as ``Host``; ``prefix`` comes before every path; ``ssl_context`` None: plain HTTP.
+    ``credential`` is the gateway's own, sent as a bearer token; None: none is sent.
     """
 
     host: str
@@ -39,6 +40,7 @@ class Target:
     authority: str
     prefix: str
     ssl_context: ssl.SSLContext | None = field(repr=False)
+    credential: str | None = field(repr=False)
 
 
 class ResponseListener(Protocol):
@@ -160,10 +162,12 @@ class UpstreamPool:
     ) -> bytes:
         """The head of a request to ``path``, made beforehand so that a grant has nothing left to do but write.
 
-        ``headers`` are end-to-end fields; Host, Content-Length and Accept-Encoding are written here.  An encoding is
-        never asked for, because nobody could look into a compressed event stream.
+        ``headers`` are end-to-end fields; Host, Content-Length, Accept-Encoding and the credential are written here.
+        An encoding is never asked for, because nobody could look into a compressed event stream.
         """
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        if self._target.credential is not None:
+            fields += f"authorization: Bearer {self._target.credential}\r\n"
         head = (
             f"{method} {self._target.prefix}{path} HTTP/1.1\r\nhost: {self._target.authority}\r\n{fields}"
             f"accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"

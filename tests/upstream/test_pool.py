@@ -42,6 +42,7 @@ def make_pool(upstream: ScriptedUpstream | tuple[str, int], **changes: object) -
         authority="upstream.test:80",
         prefix=str(changes.pop("prefix", "")),
         ssl_context=changes.pop("ssl_context", None),  # type: ignore[arg-type]
+        credential=changes.pop("credential", None),  # type: ignore[arg-type]
     )
     seconds = {"connect_timeout_seconds": 2.0, "first_byte_timeout_seconds": 5.0, "idle_timeout_seconds": 5.0}
     return UpstreamPool(upstream="reasoning", target=target, **(seconds | changes))  # type: ignore[arg-type]
