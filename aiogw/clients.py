@@ -44,8 +44,7 @@ class _Gateway:
     """What the lines are made from.
 
     ``models`` are the names that are worth offering for chat, aliases behind the models they stand for; ``patience``
-    is for how long, in seconds, this gateway may make a client wait although nothing is wrong.  ``asks_for_key``: whoever
-    runs the client has a key in the environment.
+    is for how long, in seconds, this gateway may make a client wait although nothing is wrong.
     """
 
     origin: str

@@ -45,15 +45,15 @@ def load(config: Config) -> Credentials:
     faults: list[str] = []
     keys: dict[Holder, bytes] = {}
     owners: dict[bytes, str] = {}
-    for name, key in config.auth.keys.items():
-        path = dotted("auth.keys", name)
+    for holder, key in config.auth.keys.items():
+        path = dotted("auth.keys", holder)
         with _told_in(faults, f"{path}.{'credential' if key.file is None else 'file'}"):
             secret = _secret(key.file, key.credential)
             if secret in owners:
                 raise _Unusable(f"the same key as {owners[secret]}")
             owners[secret] = path
             models = None if key.models == "all" else frozenset(key.models)
-            keys[Holder(name=name, models=models, queue_places=key.queue_places)] = secret
+            keys[Holder(name=holder, models=models, queue_places=key.queue_places)] = secret
     upstream_credentials: dict[str, str] = {}
     ssl_contexts: dict[str, ssl.SSLContext] = {}
     for name, upstream in config.upstreams.items():
@@ -109,7 +109,7 @@ def _content(path: Path, *, guarded: bool) -> bytes:
     """What a file holds that nobody else may read or write, unless it is ``guarded`` by other means than its mode."""
     try:
         # A named pipe would be waited for without O_NONBLOCK.
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise _Unusable(f"{path} is not a file")

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -45,6 +46,8 @@ LINES_DAEMON = (str(Path(__file__).parent / "lines_daemon.py"),)
 
 # Long enough for a loaded machine: it only ever passes in full when a test fails.
 PATIENCE_SECONDS = 8.0
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command to make certificates")
 
 Address = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""

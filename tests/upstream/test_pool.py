@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -21,6 +20,7 @@ from rig import (
     chunk,
     eventually,
     head,
+    needs_openssl,
     open_files,
     whole,
 )
@@ -374,8 +374,6 @@ async def test_the_three_time_outs(upstream: ScriptedUpstream) -> None:
 
 
 # -- TLS ------------------------------------------------------------------------------------------------------------
-
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command to make certificates")
 
 
 @pytest.fixture(scope="module")
