@@ -17,7 +17,9 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import struct
+import subprocess
 import sys
 import time
 import tomllib
@@ -71,6 +73,16 @@ async def eventually(
         # Mostly it only takes a few turns of the loop; a daemon takes longer and wants the processor meanwhile.
         await asyncio.sleep(0 if attempt < 10 else min(0.002, attempt * 0.00005))
         attempt += 1
+
+
+def make_certificate(directory: Path, name: str = "localhost") -> tuple[Path, Path]:
+    """A certificate for ``name`` that signs itself, and its key."""
+    paths = directory / f"{name}.pem", directory / f"{name}-key.pem"
+    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+    command = ["openssl", "req", "-x509", *options, *names, "-out", str(paths[0]), "-keyout", str(paths[1])]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    return paths
 
 
 def open_files() -> int:
@@ -389,17 +401,28 @@ class ScriptedUpstream:
         self.address: Address = ""
         self._server: asyncio.Server | None = None
 
-    async def start(self, *, host: str = "127.0.0.1", path: str | None = None) -> ScriptedUpstream:
+    async def start(
+        self, *, host: str = "127.0.0.1", path: str | None = None, certificate: tuple[Path, Path] | None = None
+    ) -> ScriptedUpstream:
+        """Listen; with a ``certificate`` and its key, speak TLS as ``localhost``."""
         loop = asyncio.get_running_loop()
         if path is not None:
             self._server = await loop.create_unix_server(lambda: UpstreamConnection(self), path)
             self.address = path
             self.url = f"unix:{path}"
         else:
-            self._server = await loop.create_server(lambda: UpstreamConnection(self), host, 0, backlog=1024)
+            context = None
+            if certificate is not None:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(*certificate)
+            self._server = await loop.create_server(
+                lambda: UpstreamConnection(self), host, 0, backlog=1024, ssl=context
+            )
             port = self._server.sockets[0].getsockname()[1]
             self.address = (host, port)
             self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            if context is not None:
+                self.url = f"https://localhost:{port}"
         return self
 
     async def stop(self) -> None:

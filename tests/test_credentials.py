@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from rig import configuration, needs_openssl, upstream_table
+from rig import configuration, make_certificate, needs_openssl, upstream_table
 
 from aiogw import cli, config, credentials
 from aiogw.config import ConfigError
@@ -206,11 +206,7 @@ def test_an_upstreams_credential(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("ca") / "ca.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=ca", "-days", "2", "-out", str(path), "-keyout", str(path) + ".key"]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
-    return path.read_text()
+    return make_certificate(tmp_path_factory.mktemp("ca"))[0].read_text()
 
 
 @needs_openssl

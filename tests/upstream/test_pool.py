@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from rig import (
     chunk,
     eventually,
     head,
+    make_certificate,
     needs_openssl,
     open_files,
     whole,
@@ -378,14 +378,7 @@ async def test_the_three_time_outs(upstream: ScriptedUpstream) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for ``localhost`` that signs itself, and its key."""
-    directory = tmp_path_factory.mktemp("tls")
-    paths = directory / "certificate.pem", directory / "key.pem"
-    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    command = ["openssl", "req", "-x509", *options, *names, "-out", str(paths[0]), "-keyout", str(paths[1])]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
-    return paths
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 async def tls_server(certificate: tuple[Path, Path]) -> asyncio.Server:
