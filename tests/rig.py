@@ -39,6 +39,7 @@ from aiogw.canonical import ResponseHead
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 from aiogw.errors import UpstreamFault
+from aiogw.record import JsonFormatter
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts" / "vllm-0.32"
 
@@ -122,6 +123,8 @@ STREAM = (
     DONE,
 )
 TEXT = "Hello world"
+# What prompts, answers and keys of the tests are known by; no log of any test may have it.
+SAID = re.compile(r"tag:\d|Hello|canary|sk-\w")
 WHOLE = json.dumps(
     {
         "id": "chatcmpl-1",
@@ -917,7 +920,7 @@ class RunningGateway:
         raise NotImplementedError
 
     def check_log(self) -> None:
-        """After the stop: the log has no error that was not announced."""
+        """After the stop: the log has no error that was not announced, and nothing of what was said."""
         raise NotImplementedError
 
     def expect_error(self, part: str) -> None:
@@ -981,6 +984,7 @@ class InProcessGateway(RunningGateway):
         loaded = aiogw_config.loads(text)
         self._gateway = Gateway(loaded, credentials.load(loaded), dialects=dialects)
         self._errors: list[str] = []
+        self._said: list[str] = []
         self._handler = _Collect(self)
         self._logger = logging.getLogger()
         self._levels = (logging.getLogger("aiogw").level, self._logger.level)
@@ -1003,8 +1007,12 @@ class InProcessGateway(RunningGateway):
         self._logger.removeHandler(self._handler)
         logging.getLogger("aiogw").setLevel(self._levels[0])
         _check_errors(self._errors, self.announced_errors)
+        assert not self._said, self._said[0]
 
     def take(self, record: logging.LogRecord) -> None:
+        line = JsonFormatter().format(record)
+        if SAID.search(line):
+            self._said.append(line)
         if record.levelno >= logging.ERROR:
             self._errors.append(logging.Formatter().format(record))
         if record.name == "aiogw.access":
@@ -1093,6 +1101,8 @@ class Daemon(RunningGateway):
         fine = "(debug|info|warning)"
         good = re.compile(rf'\{{"time": "\S+", "level": "{fine}", .*\}}|\S+Z {fine} [\w.]+: .*')
         _check_errors([line for line in self.lines if not good.fullmatch(line)], self.announced_errors)
+        said = [line for line in self.lines if SAID.search(line)]
+        assert not said, said[0]
 
     async def _read(self) -> None:
         assert self._process.stderr is not None

@@ -24,6 +24,7 @@ from benchmark.figures import (
     ratio_at_least,
     ratio_at_most,
 )
+from benchmark.keys import keys
 from benchmark.load import (
     Answer,
     ClientConnection,
@@ -498,5 +499,6 @@ SCENARIOS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
         memory,
         start,
         codecs,
+        keys,
     )
 }
