@@ -151,6 +151,7 @@ class RelayedRequest:
         self._encoder = call.encoder
         self._dialect: Dialect = request[DIALECT]
         self._record: RequestRecord = request[RECORD]
+        self._holder = request[HOLDER]
         self._gate = gate
         self._pool = pool
         self._admission: Admission | None = None
@@ -186,7 +187,12 @@ class RelayedRequest:
             record.entered_at = time.monotonic()
             try:
                 self._admission = self._gate.enter(
-                    self.route.address, self._sequences, granted=self._granted, refused=self.fail
+                    self.route.address,
+                    self._sequences,
+                    granted=self._granted,
+                    refused=self.fail,
+                    holder=self._holder.name,
+                    places=self._holder.queue_places,
                 )
             except GatewayError:
                 record.entered_at = None  # it has not waited, so its wait is none of the metric's

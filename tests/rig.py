@@ -620,6 +620,14 @@ class RawClient:
             return True
         return False
 
+    async def rest(self, timeout: float = PATIENCE_SECONDS) -> bytes:
+        """All that comes until the end of the connection."""
+        data = b""
+        with contextlib.suppress(EOFError):
+            while True:
+                data += await self._some(1 << 16, timeout)
+        return data
+
     def quiet(self) -> bool:
         """Whether nothing is there to be read, not even an end."""
         if self._buffer:

@@ -17,7 +17,16 @@ from attrs import frozen
 
 from aiogw.admission.estimate import ENOUGH, HoldTimes, retry_after_seconds, wait_seconds
 from aiogw.admission.queue import FairQueue, Ticket, TicketState
-from aiogw.errors import Draining, GatewayError, InternalFault, QueueFull, QueueTimeout, QueueTooSlow, TooManySequences
+from aiogw.errors import (
+    Draining,
+    GatewayError,
+    InternalFault,
+    QueueFull,
+    QueuePlacesTaken,
+    QueueTimeout,
+    QueueTooSlow,
+    TooManySequences,
+)
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +91,7 @@ class Admission(Ticket):
         "deadline",
         "entered_at",
         "granted_at",
+        "holder",
         "number",
         "position",
         "timer",
@@ -99,6 +109,7 @@ class Admission(Ticket):
         entered_at: float,
         deadline: float,
         position: int,
+        holder: str | None,
     ) -> None:
         super().__init__(weight=weight)
         self._gate = gate
@@ -108,6 +119,7 @@ class Admission(Ticket):
         self.entered_at = entered_at
         self.deadline = deadline
         self.position = position
+        self.holder = holder
         self.waited = False
         self.granted_at: float | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -155,7 +167,12 @@ class UpstreamGate:
         self._positions_at = float("-inf")
 
     def enter(
-        self, weight: int, granted: Callable[[Admission], None], refused: Callable[[GatewayError], None]
+        self,
+        weight: int,
+        granted: Callable[[Admission], None],
+        refused: Callable[[GatewayError], None],
+        holder: str | None = None,
+        places: int | None = None,
     ) -> Admission:
         """See Gate.enter."""
         if self._draining:
@@ -173,6 +190,7 @@ class UpstreamGate:
             entered_at=now,
             deadline=now + limits.queue_timeout_seconds if limits else float("inf"),
             position=self._queue.statistics().waiting,
+            holder=holder,
         )
         if limits is not None:
             self._refuse_hopeless(admission, limits)
@@ -190,6 +208,9 @@ class UpstreamGate:
             )
         if admission.state is TicketState.HOLDING:
             self._grant([admission])
+        elif places is not None and self._waiting_of(holder) > places:
+            self._leave(admission)
+            raise self._counted(self._places_taken_error(places))
         else:
             admission.waited = True
             admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
@@ -214,6 +235,10 @@ class UpstreamGate:
                     retry_after_seconds=self._retry_after_seconds(estimated_seconds),
                 )
             )
+
+    def _waiting_of(self, holder: str | None) -> int:
+        """Counted anew for each who would wait, so that there is no count that could drift."""
+        return sum(admission.holder == holder for admission in self._queue.in_line())
 
     def drain(self) -> None:
         """Refuse all who wait and all who come; those who hold slots keep them."""
@@ -349,6 +374,15 @@ class UpstreamGate:
             maximum_seconds=self._limits.retry_after_max_seconds,
         )
 
+    def _places_taken_error(self, places: int) -> QueuePlacesTaken:
+        estimated_seconds = self._newcomer_waits_seconds()
+        return QueuePlacesTaken(
+            upstream=self._upstream,
+            queue_places=places,
+            estimated_seconds=estimated_seconds,
+            retry_after_seconds=self._retry_after_seconds(estimated_seconds),
+        )
+
     def _draining_error(self) -> Draining:
         return Draining(upstream=self._upstream, retry_after_seconds=DRAINING_RETRY_AFTER_SECONDS)
 
@@ -369,14 +403,17 @@ class Gate:
         *,
         granted: Callable[[Admission], None],
         refused: Callable[[GatewayError], None],
+        holder: str | None = None,
+        places: int | None = None,
     ) -> Admission:
         """Ask for ``weight`` slots at ``address``.
 
+        ``holder`` is whose request it is, of whom at most ``places`` may wait there at once; None: any number.
         ``granted`` is called with the admission once the slots are held, possibly before this returns; ``refused`` at
         most once, when the wait ends without a grant, or when ``granted`` raised.  Both are called in the step in
-        which it happens.  Raises QueueFull, Draining or TooManySequences when there is nothing to wait for.
+        which it happens.  Raises a Refusal or TooManySequences when there is nothing to wait for.
         """
-        return self._gates[address].enter(weight, granted, refused)
+        return self._gates[address].enter(weight, granted, refused, holder, places)
 
     def drain(self) -> None:
         for gate in self._gates.values():

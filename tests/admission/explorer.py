@@ -20,7 +20,7 @@ from typing import Any
 from attrs import field, frozen
 
 from aiogw.admission.gate import Admission, Gate, Limits, UpstreamGate
-from aiogw.errors import Draining, GatewayError, InternalFault, QueueTimeout, TooManySequences
+from aiogw.errors import Draining, GatewayError, InternalFault, QueuePlacesTaken, QueueTimeout, TooManySequences
 
 ADDRESS = "reasoning:80"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -34,6 +34,8 @@ MAX_STEPS = 1000
 @frozen
 class Ask:
     """One request.  Times are virtual seconds; ``hold_seconds`` None: it holds its slots until its client leaves.
+
+    At most ``places`` of those of one ``holder`` may wait at once.
 
     What its grant does is one of
 
@@ -50,6 +52,8 @@ class Ask:
     at_seconds: float = 0
     hold_seconds: float | None = 1
     grant: str = "wakes"
+    holder: str | None = None
+    places: int | None = None
 
 
 @frozen
@@ -304,9 +308,17 @@ class Request:
         self.number = next(world.arrivals)
         self.deadline = world.loop.time() + world.scenario.timeout_seconds
         waiting = len(world.waiting())
+        taken = self.ask.places is not None and world.waiting_of(self.ask.holder) >= self.ask.places
         self.account = "waits"
         try:
-            self._admission = world.gate.enter(ADDRESS, self.weight, granted=self._granted, refused=self._refused)
+            self._admission = world.gate.enter(
+                ADDRESS,
+                self.weight,
+                granted=self._granted,
+                refused=self._refused,
+                holder=self.ask.holder,
+                places=self.ask.places,
+            )
         except GatewayError as error:
             self.account = "turned away"
             world.refusals += 1
@@ -315,7 +327,9 @@ class Request:
             if not world.draining:
                 heavy = isinstance(error, TooManySequences)
                 world.law(heavy == (self.weight > world.cap), "too heavy is who could never be served")
-                world.law(heavy or waiting == world.scenario.queue_limit, "nobody is refused while there is a place")
+                full = waiting == world.scenario.queue_limit
+                world.law(heavy or full or taken, "nobody is refused while there is a place")
+                world.law(isinstance(error, QueuePlacesTaken) <= taken, "no share is taken before all of it is")
             return
         world.law(not world.draining, "nobody is let in during a drain")
 
@@ -453,6 +467,9 @@ class World:
         waiting = [request for request in self.requests.values() if request.account == "waits"]
         return sorted(waiting, key=lambda request: request.number)
 
+    def waiting_of(self, holder: str | None) -> int:
+        return sum(request.ask.holder == holder for request in self.waiting())
+
     def held(self) -> int:
         return sum(request.weight for request in self.requests.values() if request.account == "holds")
 
@@ -482,6 +499,9 @@ class World:
         self.law(len(waiting) == gate.waiting, f"{gate.waiting} wait, not {len(waiting)}")
         self.law(gate.waiting <= self.scenario.queue_limit, "waiting never exceeds the limit")
         self.law(not (waiting and self.draining), "nobody waits during a drain")
+        for ask in self.scenario.asks:
+            share = float("inf") if ask.places is None else ask.places
+            self.law(self.waiting_of(ask.holder) <= share, f"no more of {ask.holder} wait than may")
         if waiting:
             free = self.cap - held - gate.slots_settling
             self.law(waiting[0].weight > free, f"no lost wake-up: {waiting[0].name} waits and would fit")

@@ -145,8 +145,7 @@ async def test_refusals_of_the_gateway(rig: Rig, surface: Surface, tmp_path: Pat
         await house.refused(404, surface, body, path=f"{surface.path}/x?key={KEY}")
         await house.refused(413, surface, asked(surface, padding=1, messages=PROMPT * 1000))
         await house.refused(400, surface, b'{"model": "reasoning", "messages": [{"content": "' + PROMPT.encode())
-        await house.refused(400, surface, asked(surface, stream="no"))
-        await house.refused(400, surface, asked(surface, messages=7))
+        await house.refused(400, surface, asked(surface, model=7))
         await house.refused(503, surface, asked(surface, model="nowhere"))
         if surface is OPENAI:
             await house.refused(422, surface, asked(surface, n=3))
@@ -202,8 +201,7 @@ async def test_answers_and_departures(rig: Rig, surface: Surface, tmp_path: Path
             client = await rig.client(house.gateway)
             await client.send(sent)
             client.half_close()
-            while not await client.ended():
-                pass
+            await client.rest()
             client.close()
 
 
