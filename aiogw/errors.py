@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 
 @frozen(kw_only=True)
@@ -372,8 +372,9 @@ class UpstreamStatus(UpstreamFault):
     """
 
     upstream_status: int
-    upstream_message: str
-    error: Mapping[str, Any] | None
+    # Not shown: an upstream likes to repeat what it was asked.
+    upstream_message: str = field(repr=False)
+    error: Mapping[str, Any] | None = field(repr=False)
     upstream_retry_after_seconds: int | None
 
     title = "Upstream refused"

@@ -194,6 +194,23 @@ class StopsAtARaise(UpstreamGate):
         self._to_grant.clear()
 
 
+class ForgetsShares(UpstreamGate):
+    """Whoever waits is nobody's."""
+
+    def _waiting_of(self, _holder: str | None) -> int:
+        return 0
+
+
+class CountsTheDeparted(UpstreamGate):
+    """A count that goes up with who comes to wait, and that not every way out takes down again."""
+
+    _came = 0
+
+    def _waiting_of(self, holder: str | None) -> int:
+        self._came += holder is not None
+        return self._came
+
+
 class OvertakingQueue(FairQueue[Ticket]):
     """A newcomer that fits need not wait."""
 
@@ -272,6 +289,8 @@ FAULTS = [
     (AbortedIsFree, "settling", "slots in use never exceed the cap"),
     (SettlesForEver, "settling", "timers of the gate are armed"),
     (StopsAtARaise, "raises-booked", "no leak"),
+    (ForgetsShares, "shared", "no more of x wait than may"),
+    (CountsTheDeparted, "shared", "nobody is refused while there is a place"),
     (with_queue(OvertakingQueue), "heavy", "grants in the order of arrival"),
     (with_queue(TwiceReleasingQueue), "too-heavy", "no double release"),
     (with_queue(SleepingQueue), "heavy", "no lost wake-up"),

@@ -41,6 +41,7 @@ from rig import (
 )
 
 from aiogw.cli import main
+from aiogw.errors import UpstreamStatus
 
 KEY, OTHER_KEY, WRONG_KEY, CREDENTIAL = "canary-key", "canary-other-key", "canary-wrong-key", "canary-credential"
 SECRETS = (KEY, OTHER_KEY, WRONG_KEY, CREDENTIAL)
@@ -293,6 +294,16 @@ async def test_what_is_printed_of_a_value(rig: Rig, surface: Surface, tmp_path: 
         exchange.end_stream(EVENT)
         (await house.upstream.exchange(2)).answer(PROMPT.encode(), status=400)
         assert (await waiting.response()).status == 400
+
+
+def test_what_is_printed_of_an_upstreams_refusal() -> None:
+    """It may repeat the request."""
+    error = {"message": PROMPT}
+    refused = UpstreamStatus(
+        upstream="u", upstream_status=400, upstream_message=PROMPT, error=error, upstream_retry_after_seconds=None
+    )
+    assert refused.message == PROMPT
+    assert PROMPT not in repr(refused)
 
 
 def test_the_search_finds_what_is_there() -> None:
