@@ -350,6 +350,58 @@ async def test_a_key_that_is_added(rig: Rig, auth: Auth, secret: Callable[[str, 
         assert (await rig.ask(gateway, OPENAI, 1, bearer(key))).status == 200
 
 
+# -- the share of a queue -------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_one_holder_does_not_fill_the_queue(rig: Rig, surface: Surface, process: bool, auth: Auth) -> None:
+    """Its share taken, its next request is refused with a time to come back; others wait and are served in order."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, process=process, auth=auth(queue_places=2), queue_limit=4)
+    clients = [await rig.post(gateway, surface, 1, bearer(BOB))]
+    first = await upstream.tagged(1)
+    for number, (tag, key) in enumerate(((2, BOB), (3, ALICE), (4, BOB))):
+        clients.append(await rig.post(gateway, surface, tag, bearer(key)))
+        await gateway.waiting(number + 1)
+    refused = await rig.ask(gateway, surface, 5, bearer(BOB), "x-request-id: share")
+    assert refused.status == 503
+    assert surface.code(refused) in ("queue_places_taken", None)
+    assert "All 2 places that this key may occupy" in surface.error(refused)["message"]
+    assert 1 <= int(refused.header("retry-after") or 0) <= 60
+    assert refused.header("x-should-retry") == "true"
+    record = await gateway.record(request_id="share")
+    assert (record["key"], record["outcome"]) == ("bob", "queue_places_taken")
+    assert await gateway.metric("aiogw_refusals_total", upstream="reasoning", reason="queue_places_taken") == 1
+
+    clients.append(await rig.post(gateway, surface, 6, bearer(ALICE)))
+    await gateway.waiting(4)
+    answer(first)
+    for tag in (2, 3, 4, 6):
+        answer(await upstream.tagged(tag))
+    for client in clients:
+        assert (await client.response()).status == 200
+    assert upstream.tags == [1, 2, 3, 4, 6]
+
+
+@everywhere
+async def test_a_share_is_free_again_when_who_waits_leaves(
+    rig: Rig, surface: Surface, process: bool, auth: Auth
+) -> None:
+    """Whoever leaves the queue has taken nothing along."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, process=process, auth=auth(queue_places=1))
+    running = await rig.post(gateway, surface, 1, bearer(BOB))
+    first = await upstream.tagged(1)
+    for tag in range(2, 6):
+        waiting = await rig.post(gateway, surface, tag, bearer(BOB))
+        await gateway.waiting(1)
+        assert (await rig.ask(gateway, surface, 9, bearer(BOB))).status == 503
+        waiting.close()
+        await gateway.waiting(0)
+    answer(first)
+    assert (await running.response()).status == 200
+
+
 # -- TLS ------------------------------------------------------------------------------------------------------------
 
 
