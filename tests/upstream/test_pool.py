@@ -150,15 +150,16 @@ async def test_a_closed_pool_keeps_nothing(upstream: ScriptedUpstream) -> None:
     """Idle connections go when the pool is closed, and those in use as soon as they become idle."""
     pool = make_pool(upstream)
     outcomes = [Outcome(), Outcome()]
-    for outcome in outcomes:
-        begin(pool, outcome)
-    await upstream.exchange(1)
-    upstream.exchanges[0].answer()
+    for tag, outcome in enumerate(outcomes):
+        begin(pool, outcome, b"tag:%d" % tag)
+    # Two that connect at once may arrive in either order.
+    first, second = await upstream.tagged(0), await upstream.tagged(1)
+    first.answer()
     await outcomes[0].end()
     pool.close()
-    await eventually(lambda: upstream.exchanges[0].connection.closed)
-    assert not upstream.exchanges[1].connection.closed
-    upstream.exchanges[1].answer()
+    await eventually(lambda: first.connection.closed)
+    assert not second.connection.closed
+    second.answer()
     assert (await outcomes[1].end()).data == WHOLE
     await eventually(lambda: upstream.open_connections == [])
     assert pool.take() is None
