@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from aiogw import __version__, clients, config, credentials
@@ -27,17 +29,17 @@ def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...
         parser.error("--client: only with show")
     try:
         loaded = config.load(options.config)
-        # Not for show: who prints a client's lines need not be able to read the keys.
-        secrets = None if options.command == "show" else credentials.load(loaded)
+        if options.command == "check":
+            credentials.load(loaded)
+            return OK
+        if options.command == "show":
+            # Who prints a client's lines need not be able to read the keys.
+            return _show(loaded, options.client)
+        return _run(loaded, partial(config.load, options.config), dialects)
     except config.ConfigError as error:
         for fault in error.faults:
-            print(f"aiogw: {fault}", file=sys.stderr)  # noqa: T201 - the log is not set up without a configuration
+            print(f"aiogw: {fault}", file=sys.stderr)  # noqa: T201 - the log may not be set up yet
         return BAD_CONFIG
-    if options.command == "check":
-        return OK
-    if secrets is None:
-        return _show(loaded, options.client)
-    return _run(loaded, secrets, dialects)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,19 +74,20 @@ def _show(loaded: config.Config, client: str | None) -> int:
     return OK
 
 
-def _run(loaded: config.Config, secrets: credentials.Credentials, dialects: tuple[Dialect, ...]) -> int:
+def _run(loaded: config.Config, reread: Callable[[], config.Config], dialects: tuple[Dialect, ...]) -> int:
     # Until the gateway has handlers of its own there is nothing to drain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(OK))
     # Imported here, so that check and show answer at once and do not need an event loop.
     import uvloop
 
-    from aiogw.app import CannotListen, Gateway
+    from aiogw.app import Gateway
     from aiogw.record import configure_logging
+    from aiogw.sockets import CannotListen
 
     configure_logging(level=loaded.server.log_level, format_=loaded.server.log_format)
 
     async def serve() -> None:
-        gateway = Gateway(loaded, secrets, dialects=dialects)
+        gateway = Gateway(loaded, reread=reread, dialects=dialects, environment=os.environ)
         # What is there now stays: the collector need not go through the libraries for each thousand of clients.
         gc.collect()
         gc.freeze()

@@ -36,7 +36,7 @@ class Credentials:
     """``keyring`` None: nobody is asked for a key.  The others are by the name of their upstream."""
 
     keyring: Keyring | None
-    upstream_credentials: Mapping[str, str] = field(repr=False)
+    upstreams: Mapping[str, str] = field(repr=False)
     ssl_contexts: Mapping[str, ssl.SSLContext]
 
 
@@ -62,14 +62,14 @@ def load(config: Config) -> Credentials:
         if file is not None or credential is not None:
             with _told_in(faults, f"{path}.{'credential' if file is None else 'credential_file'}"):
                 upstream_credentials[name] = _secret(file, credential).decode()
-        if upstream.url.scheme == "https":
+        if upstream.speaks_tls:
             with _told_in(faults, f"{path}.ca_file"):
                 ssl_contexts[name] = _ssl_context(upstream.ca_file)
     if faults:
         raise ConfigError(faults)
     return Credentials(
         keyring=Keyring.of(keys) if config.auth.mode == "keys" else None,
-        upstream_credentials=upstream_credentials,
+        upstreams=upstream_credentials,
         ssl_contexts=ssl_contexts,
     )
 

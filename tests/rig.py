@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ import pytest
 import tomli_w
 
 from aiogw import config as aiogw_config
-from aiogw import credentials
 from aiogw.app import Gateway
 from aiogw.canonical import ResponseHead
 from aiogw.dialects import DIALECTS
@@ -46,6 +45,8 @@ TRANSCRIPTS = Path(__file__).parent / "transcripts" / "vllm-0.32"
 ALL_DIALECTS = (*DIALECTS, lines_dialect.LINES)
 # Instead of the plain process, where a test is about the third dialect.
 LINES_DAEMON = (str(Path(__file__).parent / "lines_daemon.py"),)
+# The same with sockets that it inherits.
+ACTIVATED_DAEMON = (str(Path(__file__).parent / "activated_daemon.py"),)
 
 # Long enough for a loaded machine: it only ever passes in full when a test fails.
 PATIENCE_SECONDS = 8.0
@@ -405,7 +406,12 @@ class ScriptedUpstream:
         self._server: asyncio.Server | None = None
 
     async def start(
-        self, *, host: str = "127.0.0.1", path: str | None = None, certificate: tuple[Path, Path] | None = None
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        path: str | None = None,
+        certificate: tuple[Path, Path] | None = None,
     ) -> ScriptedUpstream:
         """Listen; with a ``certificate`` and its key, speak TLS as ``localhost``."""
         loop = asyncio.get_running_loop()
@@ -419,7 +425,7 @@ class ScriptedUpstream:
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 context.load_cert_chain(*certificate)
             self._server = await loop.create_server(
-                lambda: UpstreamConnection(self), host, 0, backlog=1024, ssl=context
+                lambda: UpstreamConnection(self), host, port, backlog=1024, ssl=context
             )
             port = self._server.sockets[0].getsockname()[1]
             self.address = (host, port)
@@ -427,6 +433,12 @@ class ScriptedUpstream:
             if context is not None:
                 self.url = f"https://localhost:{port}"
         return self
+
+    async def start_again(self) -> None:
+        """After a stop, at the same address."""
+        host, port = self.address
+        assert isinstance(port, int)
+        await self.start(host=host, port=port)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -861,6 +873,7 @@ everywhere_both_ways = pytest.mark.parametrize(
 SERVER: dict[str, Any] = {
     "listen": "127.0.0.1:0",
     "admin_listen": "127.0.0.1:0",
+    "max_connections": 1000,
     "max_body_bytes": 4 << 20,
     "response_buffer_bytes": 1 << 16,
     "client_stall_timeout_seconds": 5,
@@ -927,6 +940,10 @@ class RunningGateway:
     async def stop(self) -> None:
         raise NotImplementedError
 
+    async def reload(self, text: str) -> bool:
+        """Have it take ``text`` as its configuration; whether it did."""
+        raise NotImplementedError
+
     def check_log(self) -> None:
         """After the stop: the log has no error that was not announced, and nothing of what was said."""
         raise NotImplementedError
@@ -989,8 +1006,8 @@ class InProcessGateway(RunningGateway):
 
     def __init__(self, text: str, dialects: tuple[Dialect, ...]) -> None:
         super().__init__()
-        loaded = aiogw_config.loads(text)
-        self._gateway = Gateway(loaded, credentials.load(loaded), dialects=dialects)
+        self._text = text
+        self._gateway = Gateway(self._read_config(), reread=self._read_config, dialects=dialects)
         self._errors: list[str] = []
         self._said: list[str] = []
         self._handler = _Collect(self)
@@ -1010,6 +1027,13 @@ class InProcessGateway(RunningGateway):
 
     async def stop(self) -> None:
         await self._gateway.stop()
+
+    async def reload(self, text: str) -> bool:
+        self._text = text
+        return await self._gateway.reload()
+
+    def _read_config(self) -> aiogw_config.Config:
+        return aiogw_config.loads(self._text)
 
     def check_log(self) -> None:
         self._logger.removeHandler(self._handler)
@@ -1039,13 +1063,23 @@ class _Collect(logging.Handler):
 class Daemon(RunningGateway):
     """The real process, on uvloop: ``python -m aiogw --config FILE``; ``lines`` is its log.
 
-    ``program`` are other arguments for Python in place of ``-m aiogw``.
+    ``program`` are other arguments for Python in place of ``-m aiogw``.  ``sockets`` are inherited as from systemd, and
+    ``environment`` is added to ours.
     """
 
-    def __init__(self, config_path: Path, *, program: tuple[str, ...] = ("-m", "aiogw")) -> None:
+    def __init__(
+        self,
+        config_path: Path,
+        *,
+        program: tuple[str, ...] = ("-m", "aiogw"),
+        sockets: Sequence[socket.socket] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
-        self._config_path = config_path
-        self._program = program
+        self.config_path = config_path
+        self._descriptors = [sock.fileno() for sock in sockets]
+        self._program = (*ACTIVATED_DAEMON, *map(str, self._descriptors), "--") if sockets else program
+        self._environment = os.environ | dict(environment or {})
         self.lines: list[str] = []
         self._process: asyncio.subprocess.Process
         self._reading: asyncio.Task[None]
@@ -1053,12 +1087,17 @@ class Daemon(RunningGateway):
     async def start(self) -> Daemon:
         # A socket or a file that is left to the garbage collector shows in the log, which must not have it.
         options = ("-W", "always::ResourceWarning")
-        command = (sys.executable, *options, *self._program, "--config", str(self._config_path))
+        command = (sys.executable, *options, *self._program, "--config", str(self.config_path))
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, limit=1 << 22
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=1 << 22,
+            pass_fds=self._descriptors,
+            env=self._environment,
         )
         self._reading = asyncio.ensure_future(self._read())
-        server = tomllib.loads(self._config_path.read_text())["server"]
+        server = tomllib.loads(self.config_path.read_text())["server"]
         if server["log_level"] in ("debug", "info"):
             self.address = await self._announced("listening on ")
             self.admin_address = await self._announced("metrics and health on ")
@@ -1091,6 +1130,17 @@ class Daemon(RunningGateway):
             raise AssertionError(f"still running after {timeout:g} s:\n" + "\n".join(self.lines[-20:])) from None
         await self._reading
         return code
+
+    async def reload(self, text: str) -> bool:
+        said = len(self.lines)
+        self.config_path.write_text(text)
+        self.signal(signal.SIGHUP)
+
+        def answer() -> re.Match[str] | None:
+            lines = (re.search("the configuration is (not )?taken", line) for line in self.lines[said:])
+            return next((line for line in lines if line), None)
+
+        return (await eventually(answer, what="the configuration is taken, or not"))[1] is None
 
     async def stop(self) -> None:
         if self.running:
@@ -1126,7 +1176,7 @@ class Daemon(RunningGateway):
         def find() -> re.Match[str] | None:
             if not self.running:
                 raise AssertionError("it ended:\n" + "\n".join(self.lines))
-            matches = (re.search(rf"{phrase}(?:unix:(/[^\"]+)|http://(.*):(\d+))", line) for line in self.lines)
+            matches = (re.search(rf"{phrase}(?:unix:(/[^\" ]+)|https?://(.*):(\d+))", line) for line in self.lines)
             return next((match for match in matches if match), None)
 
         found = await eventually(find, 20, what=lambda: f"{phrase!r} in {self.lines}")
@@ -1186,6 +1236,22 @@ class Rig:
         assert isinstance(gateway, Daemon)
         return gateway
 
+    async def activated(
+        self,
+        upstream: ScriptedUpstream,
+        *,
+        sockets: Sequence[socket.socket] = (),
+        environment: Mapping[str, str] | None = None,
+        server: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> Daemon:
+        """The real process as systemd starts it."""
+        text = configuration({"reasoning": upstream_table(upstream.url, **changes)}, **(server or {}))
+        daemon = Daemon(self.config_file(text), sockets=sockets, environment=environment)
+        await daemon.start()
+        self._gateways.append(daemon)
+        return daemon
+
     def forget(self, gateway: RunningGateway) -> None:
         """The test stops ``gateway`` itself; its log is looked at all the same."""
         self._gateways.remove(gateway)
@@ -1203,7 +1269,7 @@ class Rig:
         return gateway
 
     def config_file(self, text: str) -> Path:
-        path = self.directory / f"gateway-{len(self._gateways)}.toml"
+        path = self.directory / f"gateway-{len(self._gateways) + len(self._forgotten)}.toml"
         path.write_text(text)
         return path
 
@@ -1355,6 +1421,7 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self._protocol = protocol
         self._loop = loop
+        self.sock: socket.socket | None = None
         self.written = b""
         self.unsent = 0
         self.reading = True
@@ -1370,6 +1437,9 @@ class FakeTransport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.sock if name == "socket" else default
 
     def pause_reading(self) -> None:
         self.reading = False

@@ -19,12 +19,14 @@ from hypothesis import strategies as st
 from aiogw import config
 from aiogw.canonical import Engine
 from aiogw.config import (
+    AdmissionConfig,
     AuthConfig,
     Config,
     ConfigError,
     DialectConfig,
     KeyConfig,
     ListenAddress,
+    ServerConfig,
     UpstreamAddress,
     UpstreamConfig,
 )
@@ -49,6 +51,7 @@ TEXT = """
 [server]
 listen = "127.0.0.1:8080"
 admin_listen = "127.0.0.1:9464"
+max_connections = 1024
 max_body_bytes = 67108864
 response_buffer_bytes = 4194304
 client_stall_timeout_seconds = 60
@@ -58,6 +61,10 @@ sign_interval_seconds = 10
 models_refresh_seconds = 60
 log_level = "info"
 log_format = "text"
+
+[server.tls]
+certificate = "/etc/aiogw/tls.pem"
+key = "/etc/aiogw/tls-key.pem"
 
 [auth]
 mode = "keys"
@@ -75,6 +82,7 @@ first_byte_timeout_seconds = 600
 idle_timeout_seconds = 120
 aliases = { claude-reasoning = "reasoning" }
 credential_file = "/etc/aiogw/keys/upstream"
+watch_engine_seconds = 15
 
 [upstreams.reasoning.admission]
 engine_slots = 8
@@ -151,6 +159,9 @@ HOLDER = ("auth", "keys", "reasoning")
 # Of two places for a secret one is chosen, and what is said of a CA goes with https only.
 UNSAID = {(*HOLDER, "credential"), (*DIALECT[:2], "credential"), (*DIALECT[:2], "ca_file")}
 OPTIONAL += [*UNSAID, HOLDER[:2], (*HOLDER, "file"), (*DIALECT[:2], "credential_file")]
+# Instead of url, and what goes with it.
+ALTERNATIVES = [("upstreams", "reasoning", key) for key in ("endpoints", "resolve")]
+OPTIONAL += [*ALTERNATIVES, ("upstreams", "reasoning", "watch_engine_seconds"), ("server", "tls")]
 
 
 def of_type(*types: Any) -> list[Any]:
@@ -234,7 +245,20 @@ def test_the_walk_finds_every_table() -> None:
                 yield from keys(value, (*path, name))
 
     written = {key for key in keys(BASE) if "embeddings" not in key} - {("upstreams", "reasoning"), HOLDER}
-    assert written == set(TYPES) - UNSAID
+    assert written == set(TYPES) - UNSAID - set(ALTERNATIVES)
+
+
+# An upstream has either a url or endpoints, and engine_slots stand with whichever it is: one of them is asked for.
+ALLOWED = {
+    UpstreamConfig: [
+        *("url", "endpoints", "resolve", "credential", "credential_file", "ca_file"),
+        *("watch_engine_seconds", "aliases", "dialect"),
+    ],
+    AdmissionConfig: ["engine_slots"],
+    AuthConfig: ["keys"],
+    KeyConfig: ["file", "credential"],
+    ServerConfig: ["tls"],
+}
 
 
 def test_no_limit_has_a_default() -> None:
@@ -242,12 +266,7 @@ def test_no_limit_has_a_default() -> None:
     classes = {Config, *(cls for type_ in TYPES.values() for cls in tables_of(type_))} - {DialectConfig}
     assert 4 <= len(classes)
     for cls in classes:
-        allowed = {
-            AuthConfig: ["keys"],
-            KeyConfig: ["file", "credential"],
-            UpstreamConfig: ["credential", "credential_file", "ca_file", "aliases", "dialect"],
-        }.get(cls, [])
-        assert allowed == [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
+        assert ALLOWED.get(cls, []) == [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
 
 
 def test_every_capability_has_the_default_that_is_documented() -> None:
@@ -702,6 +721,13 @@ def test_what_is_no_place_to_listen(value: Any) -> None:
 # -- several values together ----------------------------------------------------------------------------------------
 
 ADMISSION = ("upstreams", "reasoning", "admission")
+UPSTREAM_ENDPOINTS = ("upstreams", "reasoning", "endpoints")
+# The base configuration with two endpoints in the place of its one address.
+SEVERAL: list[tuple[Key, Any]] = [
+    (("upstreams", "reasoning", "url"), ...),
+    ((*ADMISSION, "engine_slots"), ...),
+    (UPSTREAM_ENDPOINTS, [{"url": "http://a", "engine_slots": 4}, {"url": "http://b/engine", "engine_slots": 4}]),
+]
 CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
     (
         "cap-is-all-slots",
@@ -796,6 +822,66 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
         "upstreams.reasoning.ca_file: only for an https url",
     ),
     (
+        "one-address-twice-among-endpoints",
+        [
+            *SEVERAL,
+            (UPSTREAM_ENDPOINTS, [{"url": "http://a", "engine_slots": 4}, {"url": "http://A:80/", "engine_slots": 4}]),
+        ],
+        "upstreams.reasoning.endpoints.1.url: the same address as upstreams.reasoning.endpoints.0.url (a:80); one "
+        "address has one gate, so list all its models under one upstream",
+    ),
+    (
+        "an-endpoint-that-is-an-upstream",
+        [*SEVERAL, (UPSTREAM_ENDPOINTS, [{"url": "https://embeddings", "engine_slots": 8}])],
+        "upstreams.embeddings.url: the same address as upstreams.reasoning.endpoints.0.url (embeddings:443); "
+        "one address has one gate, so list all its models under one upstream",
+    ),
+    (
+        "url-and-endpoints",
+        [*SEVERAL, (("upstreams", "reasoning", "url"), "http://c")],
+        "upstreams.reasoning.endpoints: expected either url or endpoints, found both",
+    ),
+    (
+        "resolve-without-endpoints",
+        [(("upstreams", "reasoning", "resolve"), "every-address")],
+        "upstreams.reasoning.resolve: needs endpoints, since each address has slots of its own",
+    ),
+    (
+        "resolve-a-socket",
+        [
+            *SEVERAL,
+            (("upstreams", "reasoning", "resolve"), "every-address"),
+            (UPSTREAM_ENDPOINTS, [{"url": "unix:/run/a", "engine_slots": 8}]),
+        ],
+        "upstreams.reasoning.endpoints.0.url: expected a host name, since resolve is set, found a string "
+        '("unix:/run/a")',
+    ),
+    (
+        "endpoints-without-a-cap",
+        [*SEVERAL, (("upstreams", "reasoning", "admission"), "unlimited")],
+        "upstreams.reasoning.admission: expected a table with a cap, since endpoints are chosen by their free slots",
+    ),
+    (
+        "slots-in-two-places",
+        [*SEVERAL, (("upstreams", "reasoning", "admission", "engine_slots"), 8)],
+        "upstreams.reasoning.admission.engine_slots: expected with each of endpoints, and not here",
+    ),
+    (
+        "cap-of-all-endpoints",
+        [*SEVERAL, (("upstreams", "reasoning", "admission", "cap"), 8)],
+        "upstreams.reasoning.admission.cap: expected less than engine_slots (8), found an integer (8)",
+    ),
+    (
+        "no-endpoint",
+        [*SEVERAL, (UPSTREAM_ENDPOINTS, [])],
+        "upstreams.reasoning.endpoints: expected an array of at least one table, found none",
+    ),
+    (
+        "an-endpoint-without-slots",
+        [*SEVERAL, (UPSTREAM_ENDPOINTS, [{"url": "http://a"}])],
+        "upstreams.reasoning.endpoints.0.engine_slots: missing; it has no default",
+    ),
+    (
         "admin-where-clients-are",
         [(("server", "admin_listen"), "127.0.0.1:8080")],
         "server.admin_listen: the same address as server.listen",
@@ -811,16 +897,44 @@ def test_values_that_do_not_go_together(changes: list[tuple[Key, Any]], expected
     assert [expected] == faults_of(changed(*changes[0], *changes[1:]))
 
 
+AT_ONCE = (
+    "cap-is-all-slots",
+    "retry-after-the-wrong-way-round",
+    "one-address-twice",
+    "two-places-for-a-credential",
+    "ca-without-tls",
+    "admin-where-clients-are",
+)
+
+
+def test_several_endpoints() -> None:
+    """Each has its address and its slots; all is read back as it was written."""
+    loaded = load(changed(*SEVERAL[0], *SEVERAL[1:], (("upstreams", "reasoning", "resolve"), "every-address")))
+    reasoning = loaded.upstreams["reasoning"]
+    assert reasoning.endpoints is not None
+    assert [("http://a:80", 4), ("http://b:80/engine", 4)] == [
+        (str(one.url), one.engine_slots) for one in reasoning.endpoints
+    ]
+    assert ("a:80", "b:80/engine") == reasoning.addresses
+    assert loaded == config.loads(config.dumps(loaded))
+
+
+def test_a_cap_over_names_with_any_number_of_addresses() -> None:
+    """How many slots they have is known when their addresses are."""
+    resolved = (("upstreams", "reasoning", "resolve"), "every-address")
+    assert [] == attempt(changed(*SEVERAL[0], *SEVERAL[1:], resolved, ((*ADMISSION, "cap"), 12)))
+
+
 def test_faults_of_all_kinds_come_at_once() -> None:
     """One run tells everything: missing, wrong, unknown, and what does not go together."""
-    together = [changes for name, changes, _text in CROSS_FAULTS if "model" not in name and "key" not in name]
+    changes = [change for _name, changes, _text in CROSS_FAULTS for change in changes if _name in AT_ONCE]
     document = changed(
         ("server", "log_level"),
         ...,
         (("server", "max_body_bytes"), "8"),
         (("upstreams", "reasoning", "slots"), 8),
         (("upstreams", "embeddings", "connect_timeout_seconds"), True),
-        *(change for changes in together for change in changes),
+        *changes,
         ((*ADMISSION, "queue_limit"), ...),
     )
     faults = faults_of(document)

@@ -163,7 +163,7 @@ def test_a_credential_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     loaded = load(keys(alice=holder(credential="alice")), credential="up")
     assert loaded.keyring is not None
     assert loaded.keyring.holder_of(CANARY.encode()) is not None
-    assert loaded.upstream_credentials == {"reasoning": "canary-up"}
+    assert loaded.upstreams == {"reasoning": "canary-up"}
     assert load(keys(alice=tmp_path / "alice")).keyring is not None
     assert faults_of(keys(alice=holder(credential="bob"))) == [
         f"auth.keys.alice.credential: {tmp_path / 'bob'}: no such file or directory"
@@ -197,9 +197,9 @@ def test_a_credential_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_upstreams_credential(tmp_path: Path) -> None:
     """It is read like a key, and is one of its upstream's alone."""
     loaded = load(credential_file=str(secret(tmp_path / "up")))
-    assert loaded.upstream_credentials == {"reasoning": CANARY}
+    assert loaded.upstreams == {"reasoning": CANARY}
     assert loaded.keyring is None
-    assert load().upstream_credentials == {}
+    assert load().upstreams == {}
     (fault,) = faults_of(None, credential_file=str(secret(tmp_path / "open", mode=0o644)))
     assert fault.startswith("upstreams.reasoning.credential_file: ")
 
@@ -288,7 +288,7 @@ def test_no_secret_is_in_what_is_printed_of_a_value(tmp_path: Path) -> None:
         text(keys(alice=secret(tmp_path / "alice")), credential_file=str(secret(tmp_path / "up", CANARY + "-up")))
     )
     read = credentials.load(loaded)
-    assert read.upstream_credentials == {"reasoning": CANARY + "-up"}
+    assert read.upstreams == {"reasoning": CANARY + "-up"}
     shown = repr(loaded) + str(loaded) + repr(read) + str(read) + tomli_w.dumps({"x": str(read)})
     assert "alice" in shown
     assert CANARY not in shown

@@ -48,7 +48,7 @@ class Pipeline:
                 detect_dialect(DIALECTS),
                 render_errors,
                 authenticate(Authenticator(None)),
-                canonicalise(routes=ROUTES, max_body_bytes=MAX_BODY_BYTES),
+                canonicalise(routes=ROUTES, max_body_bytes=lambda: MAX_BODY_BYTES),
             ]
         )
         application.router.add_route("*", "/{path:.*}", self._behind)

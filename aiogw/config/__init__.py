@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NewType
 
 import tomli_w
 from attrs import asdict, field, frozen
@@ -43,9 +43,11 @@ __all__ = [
     "Config",
     "ConfigError",
     "DialectConfig",
+    "EndpointConfig",
     "KeyConfig",
     "ListenAddress",
     "ServerConfig",
+    "TlsConfig",
     "UpstreamAddress",
     "UpstreamConfig",
     "dotted",
@@ -69,9 +71,18 @@ class ConfigError(Exception):
 
 
 @frozen(kw_only=True)
+class TlsConfig:
+    """PEM files: the certificate with those that lead to its authority, and its key."""
+
+    certificate: Text
+    key: Text
+
+
+@frozen(kw_only=True)
 class ServerConfig:
     listen: ListenAddress
     admin_listen: ListenAddress
+    max_connections: Positive
     max_body_bytes: Positive
     response_buffer_bytes: Positive
     client_stall_timeout_seconds: Seconds
@@ -81,6 +92,7 @@ class ServerConfig:
     models_refresh_seconds: SecondsOrNever
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["text", "json"]
+    tls: TlsConfig | None = None
 
 
 @frozen(kw_only=True)
@@ -101,7 +113,9 @@ class AuthConfig:
 
 @frozen(kw_only=True)
 class AdmissionConfig:
-    engine_slots: Positive
+    """``engine_slots`` stands here for a ``url``, and with each of ``endpoints``."""
+
+    engine_slots: Positive | None = None
     cap: Positive
     queue_limit: Count
     queue_timeout_seconds: Seconds
@@ -133,8 +147,22 @@ class DialectConfig:
 
 
 @frozen(kw_only=True)
-class UpstreamConfig:
+class EndpointConfig:
     url: UpstreamAddress
+    engine_slots: Positive
+
+
+Endpoints = NewType("Endpoints", tuple[EndpointConfig, ...])
+"""At least one."""
+
+
+@frozen(kw_only=True)
+class UpstreamConfig:
+    """Either ``url`` or ``endpoints`` is given."""
+
+    url: UpstreamAddress | None = None
+    endpoints: Endpoints | None = None
+    resolve: Literal["every-address"] | None = None
     models: Names
     connect_timeout_seconds: Seconds
     first_byte_timeout_seconds: Seconds
@@ -143,8 +171,22 @@ class UpstreamConfig:
     credential: CredentialName | None = None
     credential_file: FilePath | None = None
     ca_file: FilePath | None = None
+    watch_engine_seconds: SecondsOrNever = field(factory=lambda: SecondsOrNever(0))
     aliases: Aliases = field(factory=lambda: Aliases({}))
     dialect: DialectConfig = field(factory=DialectConfig)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Its addresses in normal form, which no other upstream has."""
+        return tuple(url.key for url in self._urls)
+
+    @property
+    def speaks_tls(self) -> bool:
+        return any(url.scheme == "https" for url in self._urls)
+
+    @property
+    def _urls(self) -> tuple[UpstreamAddress, ...]:
+        return tuple(one.url for one in self.endpoints) if self.endpoints else (self.url,) if self.url else ()
 
 
 @frozen(kw_only=True)
@@ -218,6 +260,12 @@ def _upstreams(value: Any, _type: Any) -> dict[str, UpstreamConfig]:
     return _converter.structure(value, dict[str, UpstreamConfig])
 
 
+def _endpoints(value: Any, _type: Any) -> Any:
+    if not isinstance(value, list) or not value:
+        raise Fault(f"expected an array of at least one table, found {shown(value) if value != [] else 'none'}")
+    return tuple(_converter.structure(value, list[EndpointConfig]))
+
+
 def _admission(value: Any, _type: Any) -> AdmissionConfig | Unlimited:
     if value == "unlimited":
         return "unlimited"
@@ -245,5 +293,16 @@ _converter.register_structure_hook_func(lambda type_: type_ == AdmissionConfig |
 _converter.register_structure_hook_func(lambda type_: type_ == Names | All, _allowed_models)
 _converter.register_structure_hook_func(lambda type_: type_ == Mapping[Text, KeyConfig], _keys)
 _converter.register_structure_hook_func(lambda type_: type_ == Mapping[str, UpstreamConfig], _upstreams)
-for _class in (KeyConfig, AuthConfig, AdmissionConfig, DialectConfig, UpstreamConfig, ServerConfig, Config):
+_converter.register_structure_hook(Endpoints, _endpoints)
+for _class in (
+    AdmissionConfig,
+    AuthConfig,
+    DialectConfig,
+    EndpointConfig,
+    KeyConfig,
+    UpstreamConfig,
+    TlsConfig,
+    ServerConfig,
+    Config,
+):
     _converter.register_structure_hook(_class, _table(_class))

@@ -13,7 +13,6 @@ from rig import (
     OPENAI,
     SURFACES,
     TEXT,
-    InProcessGateway,
     Response,
     Rig,
     Surface,
@@ -24,9 +23,6 @@ from rig import (
     needs_openssl,
     upstream_table,
 )
-
-from aiogw import config, credentials
-from aiogw.auth import Keyring
 
 ALICE, BOB, UPSTREAM = "sk-alice-key", "sk-bob-key", "sk-upstream-key"
 
@@ -313,17 +309,18 @@ async def test_an_upstream_that_does_not_take_the_gateways_own(
 # -- reload ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.name)
-async def test_a_key_that_is_removed(rig: Rig, surface: Surface, auth: Auth) -> None:
+@everywhere
+async def test_a_key_that_is_removed(rig: Rig, surface: Surface, process: bool, auth: Auth) -> None:
     """The next request is a 401, on the same connection, too; what runs and what waits is served to its end."""
     upstream = await rig.upstream()
-    gateway = await rig.gateway(upstream, auth=auth())
-    assert isinstance(gateway, InProcessGateway)
+    table = auth()
+    gateway = await rig.gateway(upstream, process=process, auth=table)
     running = await rig.post(gateway, surface, 1, bearer(ALICE), stream=True)
     waiting = await rig.post(gateway, surface, 2, bearer(ALICE))
     await gateway.waiting(1)
     first = await upstream.tagged(1)
-    gateway.gateway._authenticator.keyring = Keyring.of({})
+    del table["keys"]["alice"]
+    assert await gateway.reload(configuration({"reasoning": upstream_table(upstream.url)}, auth=table))
     assert (await rig.ask(gateway, surface, 3, bearer(ALICE))).status == 401
     first.stream()
     response = await running.response()
@@ -335,19 +332,45 @@ async def test_a_key_that_is_removed(rig: Rig, surface: Surface, auth: Auth) -> 
         assert (await client.response()).status == 401
 
 
-async def test_a_key_that_is_added(rig: Rig, auth: Auth, secret: Callable[[str, str], str]) -> None:
+@everywhere
+async def test_a_key_that_is_added(
+    rig: Rig, surface: Surface, process: bool, auth: Auth, secret: Callable[[str, str], str]
+) -> None:
     """It is good from the next request on, and so is another list of models for one that was there."""
-    gateway = await rig.gateway(await rig.upstream(answer), models=["reasoning", "small"], auth=auth(models=["small"]))
-    assert isinstance(gateway, InProcessGateway)
-    assert (await rig.ask(gateway, OPENAI, 1, bearer("sk-carol"))).status == 401
-    assert (await rig.ask(gateway, OPENAI, 1, bearer(BOB))).status == 404
-    table = auth(models="all")
+    upstream = await rig.upstream(answer)
+    options: dict[str, Any] = {"models": ["reasoning", "small"]}
+    gateway = await rig.gateway(upstream, process=process, auth=auth(models=["small"]), **options)
+    assert (await rig.ask(gateway, surface, 1, bearer("sk-carol"))).status == 401
+    assert (await rig.ask(gateway, surface, 1, bearer(BOB))).status == 404
+    table = auth()
     table["keys"]["carol"] = {"file": secret("carol", "sk-carol"), "models": "all", "queue_places": 1}
-    upstreams = {"reasoning": upstream_table("http://engine", models=["reasoning", "small"])}
-    loaded = credentials.load(config.loads(configuration(upstreams, auth=table)))
-    gateway.gateway._authenticator.keyring = loaded.keyring
+    assert await gateway.reload(configuration({"reasoning": upstream_table(upstream.url, **options)}, auth=table))
     for key in ("sk-carol", ALICE, BOB):
-        assert (await rig.ask(gateway, OPENAI, 1, bearer(key))).status == 200
+        assert (await rig.ask(gateway, surface, 1, bearer(key))).status == 200
+
+
+@everywhere
+async def test_a_key_that_is_changed_in_its_file(
+    rig: Rig, surface: Surface, process: bool, auth: Auth, secret: Callable[[str, str], str]
+) -> None:
+    """Files are read again, the upstream's, too, with the same configuration; one that is broken changes nothing."""
+    upstream = await rig.upstream(answer)
+    table = auth()
+    own = {"credential_file": secret("upstream", "sk-upstream-1")}
+    gateway = await rig.gateway(upstream, process=process, auth=table, **own)
+    await rig.ask(gateway, surface, 1, bearer(ALICE))
+    text = configuration({"reasoning": upstream_table(upstream.url, **own)}, auth=table)
+    secret("alice", "sk-alice-2")
+    secret("upstream", "two\nlines")
+    gateway.expect_error("the configuration is not taken: upstreams.reasoning.credential_file: ")
+    assert not await gateway.reload(text)
+    await rig.ask(gateway, surface, 2, bearer(ALICE))
+    secret("upstream", "sk-upstream-2")
+    assert await gateway.reload(text)
+    assert (await rig.ask(gateway, surface, 3, bearer(ALICE))).status == 401
+    await rig.ask(gateway, surface, 4, bearer("sk-alice-2"))
+    shown = [exchange.request.header("authorization") for exchange in upstream.exchanges]
+    assert shown == [f"Bearer sk-upstream-{number}" for number in (1, 1, 2)]
 
 
 # -- the share of a queue -------------------------------------------------------------------------------------------
