@@ -167,6 +167,6 @@ class GatewayProcess:
                 bad.append(line)
             elif logger == "aiogw.access":
                 requests.append(told)
-            elif logger not in ("aiogw.app", "aiogw.upstream.pool", "aiogw.server", "aiogw.cli"):
+            elif logger not in ("aiogw.app", "aiogw.listener", "aiogw.upstream.pool", "aiogw.server", "aiogw.cli"):
                 bad.append(line)
         return requests, bad
