@@ -103,6 +103,7 @@ class Gateway:
         server = self._config.server
         self._take(self._config, self._credentials, await self._lanes.prepare(self._config, self._credentials))
         self._collector.register()
+        self._say_if_too_few_descriptors()
         with inherited_sockets(self._environment) as inherited:
             clients = await self._listener(self._application(), server.max_connections, _tls(self._config))
             await clients.listen(server.listen, inherited, "listening")
@@ -110,7 +111,6 @@ class Gateway:
             await admin.listen(server.admin_listen, inherited, "metrics and health")
             for sock in inherited:
                 raise CannotListen(f"{shown(sock)} is inherited, but neither server.listen nor server.admin_listen")
-        self._say_if_too_few_descriptors()
         self._serving = True
         self._ask_around()
         self._service.ready()

@@ -873,7 +873,7 @@ everywhere_both_ways = pytest.mark.parametrize(
 SERVER: dict[str, Any] = {
     "listen": "127.0.0.1:0",
     "admin_listen": "127.0.0.1:0",
-    "max_connections": 1000,
+    "max_connections": 800,
     "max_body_bytes": 4 << 20,
     "response_buffer_bytes": 1 << 16,
     "client_stall_timeout_seconds": 5,
