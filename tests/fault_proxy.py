@@ -128,6 +128,7 @@ class Flow:
                 self.link.drop()
 
     async def _take(self, data: bytes) -> None:
+        self.link.note(self)
         if self._point is not None and self._point.find is not None:
             before = len(self._seen)
             self._seen += data
@@ -156,6 +157,7 @@ class Link:
         self.open = asyncio.Event()
         self.open.set()
         self.begun = asyncio.Event()
+        self._answered = False
         self.flows = {UP: Flow(self, near, far), DOWN: Flow(self, far, near)}
         self.arm(proxy.point)
         for flow in self.flows.values():
@@ -164,6 +166,14 @@ class Link:
     def arm(self, point: Point | None) -> None:
         for direction, flow in self.flows.items():
             flow.arm(point if point is not None and point.direction == direction else None)
+
+    def note(self, flow: Flow) -> None:
+        """A request after an answer is another exchange, which has its fault, too."""
+        if flow is self.flows[DOWN]:
+            self._answered = True
+        elif self._answered:
+            self._answered = False
+            self.arm(self._proxy.point)
 
     async def begin(self) -> None:
         if self._proxy.point is CONNECT:
@@ -174,6 +184,9 @@ class Link:
         self._proxy.struck += 1
         for step in self._proxy.steps:
             await step(self, flow)
+
+    def is_open(self, end: str) -> bool:
+        return self.ends[end].fileno() >= 0
 
     def half_close(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -235,8 +248,6 @@ class FaultProxy:
         self.point = point
         self.steps = tuple(steps)
         self.struck = 0
-        for link in self.links:
-            link.arm(point)
 
     def refuse(self) -> None:
         """Let the kernel refuse whoever wants to connect."""

@@ -6,6 +6,7 @@ The daemon has to be scripts/chaos_lib/counted.py, which tells its tasks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -70,8 +71,7 @@ class Invariants:
         return self._daemon.open_files <= self._files
 
     def _open_files(self) -> str:
-        folder = Path(f"/proc/{self._daemon.pid}/fd")
-        return ", ".join(f"{path.name}: {os.readlink(path)}" for path in folder.iterdir())
+        return ", ".join(open_files(self._daemon.pid))
 
 
 async def _lowest(count: Callable[[], int]) -> int:
@@ -106,13 +106,17 @@ def is_fine(line: str) -> bool:
         return False
 
 
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process stand for."""
+    names = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(path))
+    return names
+
+
 def close_wait(pid: int) -> list[str]:
     """The sockets whose peer has closed and which the process has not: the addresses of their peers."""
-    inodes = set()
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            inodes.add(os.readlink(path).removeprefix("socket:[").removesuffix("]"))
-        except FileNotFoundError:
-            continue
+    inodes = {name.removeprefix("socket:[").removesuffix("]") for name in open_files(pid)}
     fields = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return [each[2] for each in fields if each[3] == CLOSE_WAIT and each[9] in inodes]
