@@ -119,15 +119,16 @@ class House:
 
     def drop(self) -> None:
         """Nobody is connected any more, and nothing kept."""
-        for proxy in (*self.sides["upstream"].values(), *self.sides["client"].values(), *self.behind.values()):
+        self.mend()
+        for proxy in self.behind.values():
             proxy.drop()
 
     def mend(self) -> None:
         """Take away the faults, and what they have left of the connections."""
         for proxy in (*self.sides["upstream"].values(), *self.sides["client"].values()):
             proxy.set_fault(None)
+            proxy.drop()
             assert proxy.own_faults == []
-        self.drop()
 
     async def exchange(
         self, side: str, point: Point, surface: Surface, stream: bool, effect: Effect = Effect.NONE
@@ -250,7 +251,7 @@ def check(kind: Kind, side: str, point: Point, surface: Surface, stream: bool, h
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 async def test_a_fault(house: House, kind: Kind, side: str, kept: bool) -> None:
     """It ends what it must and nothing else, by a refusal, an error or a break, never a hang; nothing is left of it."""
-    house.mend()
+    house.drop()
     points = POINTS[1:] if kept else POINTS
     proxies = {point: house.sides[side][point] for point in points}
     cases = list(product(points, FORMS))
@@ -268,9 +269,11 @@ async def test_a_fault(house: House, kind: Kind, side: str, kept: bool) -> None:
         # Where an exchange ends well, another may go over its connection, which is made only once.
         assert proxy.struck >= (1 if point is CONNECT else len(FORMS)), point
     house.mend()
-    await house.invariants.hold()
+    await house.invariants.at_rest()
     if side == "client":
         await eventually(lambda: house.stub.at_work == 0, what="whoever has left is not worked for")
+    house.drop()
+    await house.invariants.hold()
     for (point, form), one in zip(cases, heard, strict=True):
         check(kind, side, point, *form, one)
     await asyncio.gather(*(probe(house, side, point) for point in points))
@@ -295,7 +298,7 @@ async def test_no_connection(house: House, how: str) -> None:
 
     await house.invariants.at_rest()
     proxy.accept_again()
-    house.mend()
+    house.drop()
     await house.invariants.hold()
     await probe(house, "upstream", point)
     house.drop()
