@@ -66,6 +66,8 @@ class Options:
 class ChaosRun:
     """Starts the stub and the gateway, lets the clients loose, and audits."""
 
+    program: tuple[str, ...] = ("-m", "aiogw")
+
     def __init__(self, options: Options, directory: Path, progress: Callable[[str], None]) -> None:
         self._options = options
         self._progress = progress
@@ -89,7 +91,7 @@ class ChaosRun:
             seed=options.seed,
         )
         await self._stub.start()
-        self._gateway = GatewayProcess(self._directory, self._configuration())
+        self._gateway = GatewayProcess(self._directory, self._configuration(), program=self.program)
         try:
             await self._gateway.start()
             self._clients = Clients(port=self._gateway.port, cap=options.cap, stall_seconds=STALL_SECONDS)
