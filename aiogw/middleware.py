@@ -100,7 +100,7 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _refuse(request, InternalFault())
 
 
-def canonicalise(*, routes: Routes, max_body_bytes: int) -> Middleware:
+def canonicalise(*, routes: Routes, max_body_bytes: Callable[[], int]) -> Middleware:
     """Answer what can be answered here; of the rest, read the whole body and leave its canonical form behind.
 
     The body is read before the gate, because aiohttp stops reading from a connection whose body is left alone, and a
@@ -113,7 +113,7 @@ def canonicalise(*, routes: Routes, max_body_bytes: int) -> Middleware:
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
             return _respond(request, endpoint.answer(routes.models, request.query))
-        call = await _read_call(request, dialect, endpoint, routes, max_body_bytes)
+        call = await _read_call(request, dialect, endpoint, routes, max_body_bytes())
         if isinstance(call, Document):
             return _respond(request, call)
         request[CALL] = call

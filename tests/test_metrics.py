@@ -13,8 +13,9 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aiogw import __version__
-from aiogw.admission.gate import GateStatistics
-from aiogw.metrics import GateCollector, Observer
+from aiogw.admission.readings import EndpointStatistics, GateStatistics
+from aiogw.enginewatch import EngineReading
+from aiogw.metrics import Observer, Readings, StateCollector
 from aiogw.record import RequestRecord
 
 GATED = GateStatistics(
@@ -26,6 +27,10 @@ GATED = GateStatistics(
     oldest_wait_seconds=3.5,
     grants_total=1234,
     refusals_total={"queue_full": 7, "queue_timeout": 2},
+    endpoints={
+        "a:8000": EndpointStatistics(up=True, slots=4, slots_in_use=4),
+        "b:8000": EndpointStatistics(up=False, slots=None, slots_in_use=2),
+    },
 )
 UNLIMITED = GateStatistics(
     cap=None,
@@ -36,6 +41,7 @@ UNLIMITED = GateStatistics(
     oldest_wait_seconds=0.0,
     grants_total=10,
     refusals_total={},
+    endpoints={"c:8000": EndpointStatistics(up=True, slots=None, slots_in_use=9)},
 )
 
 
@@ -45,16 +51,23 @@ class State:
     def __init__(self) -> None:
         self.readings = {"gated": GATED, "free": UNLIMITED}
         self.draining = False
+        self.reload_successful = True
+        self.engines = {"gated": EngineReading(running_requests=6, waiting_requests=2, drift_requests=2)}
+
+    def read(self) -> Readings:
+        return Readings(
+            gates=self.readings,
+            engines=self.engines,
+            draining=self.draining,
+            reload_successful=self.reload_successful,
+        )
 
 
 @pytest.fixture
 def state() -> Iterator[State]:
     """A collector registered as the gateway does it, and one request of each kind counted."""
     state = State()
-    collector = GateCollector(
-        upstreams={"gated": lambda: state.readings["gated"], "free": lambda: state.readings["free"]},
-        draining=lambda: state.draining,
-    )
+    collector = StateCollector(state.read)
     collector.register()
     observer = Observer(("gated", "free"))
     observer.observe(request(upstream="gated"))
@@ -97,6 +110,12 @@ GOLDEN = {
     "aiogw_grants_total": ("counter", {"upstream"}),
     "aiogw_refusals_total": ("counter", {"upstream", "reason"}),
     "aiogw_tokens_total": ("counter", {"upstream", "kind"}),
+    "aiogw_endpoint_up": ("gauge", {"upstream", "endpoint"}),
+    "aiogw_endpoint_slots_in_use": ("gauge", {"upstream", "endpoint"}),
+    "aiogw_engine_running_requests": ("gauge", {"upstream"}),
+    "aiogw_engine_waiting_requests": ("gauge", {"upstream"}),
+    "aiogw_engine_drift_requests": ("gauge", {"upstream"}),
+    "aiogw_config_last_reload_successful": ("gauge", set()),
     "aiogw_draining": ("gauge", set()),
     "aiogw_build_info": ("gauge", {"version", "python"}),
 }
@@ -159,7 +178,7 @@ def test_an_unlimited_upstream_has_no_limits_to_show(state: State) -> None:
 
 def test_a_gateway_that_is_gone_is_not_scraped(state: State) -> None:
     """A collector can be taken away, and another put in its place."""
-    collector = GateCollector(upstreams={}, draining=lambda: False)
+    collector = StateCollector(State().read)
     with pytest.raises(KeyError):
         collector.unregister()
     # The names are not reserved, so a second gateway in the process does not fail to start.

@@ -46,7 +46,7 @@ class Pipeline:
                 keep_record(self.records.put_nowait),
                 detect_dialect(DIALECTS),
                 render_errors,
-                canonicalise(routes=ROUTES, max_body_bytes=MAX_BODY_BYTES),
+                canonicalise(routes=ROUTES, max_body_bytes=lambda: MAX_BODY_BYTES),
             ]
         )
         application.router.add_route("*", "/{path:.*}", self._behind)

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 import pytest
-from explorer import Ask, Scenario, ScheduleError, drain, explore, replay
+from explorer import Ask, Scenario, ScheduleError, drain, endpoints, explore, replay, resize
 
-from aiogw.admission.gate import Admission, Limits, UpstreamGate
+from aiogw.admission.gate import Admission, UpstreamGate
 from aiogw.admission.queue import FairQueue, Ticket, TicketState
 from aiogw.errors import GatewayError
 
@@ -73,6 +73,45 @@ SCENARIOS = [
     Scenario(name="slow-drain", asks=ABC, events=(drain(1),), slow=True, detours=3),
     Scenario(name="slow-settling", asks=HANGING, settle_seconds=0.5, timeout_seconds=1, slow=True, detours=3),
     Scenario(name="slow-cancelled", asks=ABC, timeout_seconds=1, slow=True, detours=3),
+]
+
+TWO = {"x": 2, "y": 2}
+BOUNCED = (Ask("a", grant="bounces"), Ask("b", grant="sends"), Ask("c"))
+
+SCENARIOS += [
+    # The cap and the queue change under those who wait and hold, in the tick in which a slot becomes free, or another.
+    Scenario(name="cap-rises", asks=ABC, events=(resize(0.5, cap=2),)),
+    Scenario(name="cap-rises-in-the-tick", asks=SENT, events=(resize(1, cap=2),)),
+    Scenario(name="cap-shrinks", asks=ABC, cap=2, events=(resize(0.5, cap=1),)),
+    Scenario(name="cap-shrinks-in-the-tick", asks=SENT, cap=2, events=(resize(1, cap=1),)),
+    Scenario(name="cap-up-and-down", asks=ABC, events=(resize(1, cap=2), resize(1, cap=1))),
+    Scenario(name="cap-shrinks-time-out", asks=ABC, cap=2, timeout_seconds=1, events=(resize(1, cap=1),)),
+    Scenario(name="cap-shrinks-below-the-heavy", asks=HEAVY, cap=2, events=(resize(0.5, cap=1),)),
+    Scenario(name="cap-shrinks-below-the-head", asks=HEAVY, cap=2, events=(resize(1, cap=1),)),
+    Scenario(name="queue-shrinks", asks=(*ABC, Ask("d", at_seconds=0.5)), events=(resize(0.5, cap=1, queue_limit=1),)),
+    Scenario(name="cap-rises-drain", asks=ABC, events=(resize(1, cap=3), drain(1))),
+    Scenario(name="cap-rises-settling", asks=HANGING, settle_seconds=1, events=(resize(1, cap=2),)),
+    Scenario(name="slow-cap", asks=ABC, cap=2, events=(resize(1, cap=1),), slow=True, detours=3),
+    # Several endpoints, which come and go.
+    Scenario(name="two-endpoints", asks=ABC, cap=2, endpoints=TWO),
+    Scenario(name="endpoints-in-pieces", asks=(*ABC, Ask("d", weight=2)), cap=3, endpoints=TWO, cancellations=0),
+    Scenario(name="endpoint-goes", asks=ABC, cap=2, endpoints={"x": 1, "y": 2}, events=(endpoints(0.5, x=1),)),
+    Scenario(
+        name="endpoint-goes-and-comes",
+        asks=SENT,
+        cap=2,
+        endpoints=TWO,
+        events=(endpoints(0.5, x=2), endpoints(1, x=2, y=2)),
+    ),
+    Scenario(name="endpoint-goes-under-the-heavy", asks=HEAVY, cap=2, endpoints=TWO, events=(endpoints(1, x=2),)),
+    Scenario(name="all-endpoints-go", asks=ABC, endpoints=TWO, events=(endpoints(0.5), endpoints(1, y=2))),
+    Scenario(name="bounces", asks=BOUNCED, endpoints=TWO),
+    Scenario(name="bounces-two-slots", asks=BOUNCED, cap=2, endpoints=TWO),
+    Scenario(name="both-bounce", asks=(BOUNCED[0], Ask("b", grant="bounces"), Ask("c")), cap=2, endpoints=TWO),
+    Scenario(name="bounces-time-out", asks=BOUNCED, endpoints=TWO, timeout_seconds=1),
+    Scenario(name="bounces-drain", asks=BOUNCED, endpoints=TWO, events=(drain(0),)),
+    Scenario(name="bounces-settling", asks=BOUNCED, endpoints=TWO, settle_seconds=1),
+    Scenario(name="slow-bounces", asks=BOUNCED, cap=2, endpoints=TWO, timeout_seconds=1, slow=True, detours=3),
 ]
 
 explored: dict[str, int] = {}
@@ -177,11 +216,75 @@ class StopsAtARaise(UpstreamGate):
         self._to_grant.clear()
 
 
+class KeepsTheRiseToItself(UpstreamGate):
+    """Who fits under a risen cap holds its slots, and is not told."""
+
+    def resize(self, **changes: Any) -> None:
+        self._granting = True
+        super().resize(**changes)
+        self._granting = False
+        self._to_grant.clear()
+
+
+class KeepsTheUnservable(UpstreamGate):
+    """A request that has become too heavy stays at the head."""
+
+    def resize(self, *, upstream: str, limits: Any, endpoints: Any) -> None:
+        self._limits, self._endpoints = limits, dict(endpoints)
+        self._grant(self._queue.resize(cap=limits.cap, queue_limit=limits.queue_limit, endpoints=endpoints))
+
+
+class WaitsAgainForEver(UpstreamGate):
+    """Who is put back is given no deadline."""
+
+    def _put_back(self, admission: Admission) -> bool:
+        put_back = super()._put_back(admission)
+        if admission.timer is not None:
+            admission.timer.cancel()
+            admission.timer = None
+        return put_back
+
+
+class PutsBackDuringADrain(UpstreamGate):
+    """A request that finds no endpoint waits again, although nobody will be granted anything any more."""
+
+    def _put_back(self, admission: Admission) -> bool:
+        draining, self._draining = self._draining, False
+        put_back = super()._put_back(admission)
+        self._draining = draining
+        return put_back
+
+
+class PutBackAtTheEndQueue(FairQueue[Ticket]):
+    """Who is put back begins anew."""
+
+    def put_back(self, ticket: Ticket) -> list[Ticket]:
+        self._capacity.give_back(ticket.weight, ticket.endpoint)
+        ticket.state = TicketState.WAITING
+        self._waiting[ticket] = None
+        return self._advance()
+
+
+class FirstEndpointQueue(FairQueue[Ticket]):
+    """The first endpoint is good enough for everybody."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self._capacity._freest = lambda: next(iter(self._capacity._slots))  # type: ignore[method-assign]
+
+
+class FaithfulToTheGoneQueue(FairQueue[Ticket]):
+    """Endpoints are never given up."""
+
+    def resize(self, **limits: Any) -> list[Ticket]:
+        return super().resize(**(limits | {"endpoints": {**self._capacity._slots, **limits["endpoints"]}}))
+
+
 class OvertakingQueue(FairQueue[Ticket]):
     """A newcomer that fits need not wait."""
 
     def enter(self, ticket: Ticket) -> bool:
-        if self._fits(ticket):
+        if self._capacity.fits(ticket.weight):
             self._hold(ticket)
             return True
         return super().enter(ticket)
@@ -192,7 +295,7 @@ class TwiceReleasingQueue(FairQueue[Ticket]):
 
     def leave(self, ticket: Ticket) -> list[Ticket]:
         if ticket.state is TicketState.LEFT:
-            self._slots_in_use -= ticket.weight
+            self._capacity.give_back(ticket.weight, ticket.endpoint)
             return self._advance()
         return super().leave(ticket)
 
@@ -212,7 +315,7 @@ class OneAtATimeQueue(FairQueue[Ticket]):
     """A heavy one that leaves lets only one light one in."""
 
     def _advance(self) -> list[Ticket]:
-        if self.head is None or not self._fits(self.head):
+        if self.head is None or not self._capacity.fits(self.head.weight):
             return []
         ticket, _ = self._waiting.popitem(last=False)
         self._hold(ticket)
@@ -230,15 +333,16 @@ class LatestFirstQueue(FairQueue[Ticket]):
 class LooseQueue(FairQueue[Ticket]):
     """One slot more than there is."""
 
-    def _fits(self, ticket: Ticket) -> bool:
-        return self._slots_in_use <= self._cap
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self._capacity.fits = lambda weight: self._capacity.in_use <= self._capacity.cap  # type: ignore[method-assign]
 
 
 def with_queue(kind: type[FairQueue[Ticket]]) -> type[UpstreamGate]:
     class BrokenGate(UpstreamGate):
-        def __init__(self, *, loop: Any, upstream: str, limits: Limits | None) -> None:
-            super().__init__(loop=loop, upstream=upstream, limits=limits)
-            self._queue = kind(cap=limits.cap, queue_limit=limits.queue_limit)
+        def __init__(self, *, limits: Any, endpoints: Any, **others: Any) -> None:
+            super().__init__(limits=limits, endpoints=endpoints, **others)
+            self._queue = kind(cap=limits.cap, queue_limit=limits.queue_limit, endpoints=endpoints)
 
     BrokenGate.__name__ = kind.__name__
     return BrokenGate
@@ -261,6 +365,13 @@ FAULTS = [
     (with_queue(OneAtATimeQueue), "heavy-first", "no lost wake-up"),
     (with_queue(LatestFirstQueue), "one-slot", "grants in the order of arrival"),
     (with_queue(LooseQueue), "one-slot", "slots in use never exceed the cap"),
+    (KeepsTheRiseToItself, "cap-rises", "no leak"),
+    (KeepsTheUnservable, "cap-shrinks-below-the-head", "nobody waits for what there could never be"),
+    (WaitsAgainForEver, "bounces-two-slots", "timers of the gate are armed"),
+    (PutsBackDuringADrain, "bounces-drain", "no grant during a drain"),
+    (with_queue(PutBackAtTheEndQueue), "bounces-two-slots", "grants in the order of arrival"),
+    (with_queue(FirstEndpointQueue), "two-endpoints", "the endpoint with the most free slots"),
+    (with_queue(FaithfulToTheGoneQueue), "endpoint-goes", "no grant at an endpoint that is not there"),
 ]
 
 
