@@ -186,6 +186,36 @@ async def test_a_name_with_two_addresses(rig: Rig) -> None:
     pool.close()
 
 
+async def test_an_address_of_two_that_does_not_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R65: it does not use up the time in which another one would have answered; slow ones come round again."""
+    upstream = await rig.upstream(answer)
+    assert isinstance(upstream.address, tuple)
+    loop = asyncio.get_running_loop()
+    port = upstream.address[1]
+    tried: list[str] = []
+    answers_from = 0
+
+    async def getaddrinfo(*_arguments: object, **_more: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("192.0.2.1", "127.0.0.1")]
+
+    async def sock_connect(sock: socket.socket, address: tuple[str, int]) -> None:
+        tried.append(address[0])
+        if address[0] == "192.0.2.1" or len(tried) < answers_from:
+            await asyncio.Event().wait()
+        await type(loop).sock_connect(loop, sock, address)
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo, raising=False)
+    monkeypatch.setattr(loop, "sock_connect", sock_connect, raising=False)
+    monkeypatch.setattr(pool_module, "ATTEMPT_SECONDS", 0.02)
+    for turns in (1, 2):
+        tried.clear()
+        answers_from = 2 * turns - 1
+        pool = make_pool(("two.test", port), connect_timeout_seconds=8)
+        assert (await post(pool)).data == WHOLE
+        assert ["192.0.2.1", "127.0.0.1"] * turns == tried
+        pool.close()
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -201,10 +231,10 @@ async def test_why_there_is_no_connection(
 ) -> None:
     """The client is told what went wrong in plain words and without an address; the log has one line with it."""
 
-    async def create_connection(*_arguments: object, **_more: object) -> object:
+    async def sock_connect(*_arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create_connection, raising=False)
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", sock_connect, raising=False)
     outcome = await post(make_pool(("10.0.0.1", 80)))
     assert isinstance(outcome.error, UpstreamUnavailable)
     assert outcome.error.reason == reason
@@ -217,10 +247,10 @@ async def test_nobody_answers_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that is not made in time is given up."""
     never = asyncio.Event()
 
-    async def create_connection(*_arguments: object, **_more: object) -> object:
+    async def sock_connect(*_arguments: object) -> None:
         await never.wait()
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create_connection, raising=False)
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", sock_connect, raising=False)
     outcome = await post(make_pool(("10.0.0.1", 80), connect_timeout_seconds=0.03))
     assert isinstance(outcome.error, UpstreamUnavailable)
     assert outcome.error.reason == "no connection within 0.03 s"
