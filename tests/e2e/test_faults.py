@@ -251,6 +251,7 @@ def check(kind: Kind, side: str, point: Point, surface: Surface, stream: bool, h
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 async def test_a_fault(house: House, kind: Kind, side: str, kept: bool) -> None:
     """It ends what it must and nothing else, by a refusal, an error or a break, never a hang; nothing is left of it."""
+    # R07
     house.drop()
     points = POINTS[1:] if kept else POINTS
     proxies = {point: house.sides[side][point] for point in points}
@@ -284,14 +285,15 @@ async def test_a_fault(house: House, kind: Kind, side: str, kept: bool) -> None:
 @pytest.mark.parametrize("how", ["refused", "not-answered"])
 async def test_no_connection(house: House, how: str) -> None:
     """An upstream that takes no connection costs nobody more than the time-out: a 503, and later all is as before."""
+    # R38
     point = CONNECT
     proxy = house.sides["upstream"][point]
     if how == "refused":
         proxy.refuse()
     else:
         proxy.let_wait()
-    heard = await asyncio.gather(*(house.exchange("upstream", point, *form) for form in FORMS))
-    for (surface, _), one in zip(FORMS, heard, strict=True):
+    heard = await asyncio.gather(*(house.exchange("upstream", point, *form) for form in FORMS * 3))
+    for (surface, _), one in zip(FORMS * 3, heard, strict=True):
         assert one.response is not None
         assert one.response.status == 503
         assert surface.error(one.response)

@@ -8,9 +8,11 @@ import shutil
 import socket
 import ssl
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 from rig import (
     WHOLE,
     Outcome,
@@ -389,7 +391,7 @@ async def test_pausing_holds_the_upstream_back(upstream: ScriptedUpstream) -> No
 
 
 async def test_the_three_time_outs(upstream: ScriptedUpstream) -> None:
-    """Each limit is the one that was set, and the upstream sees its connection closed."""
+    """R31: Each limit is the one that was set, and the upstream sees its connection closed."""
     pool = make_pool(upstream, first_byte_timeout_seconds=0.05, idle_timeout_seconds=0.1)
     outcome = await post(pool)
     assert isinstance(outcome.error, UpstreamTimeout)
@@ -475,3 +477,33 @@ async def test_tls_with_a_plain_server(rig: Rig) -> None:
     outcome = await post(pool)
     assert isinstance(outcome.error, UpstreamUnavailable)
     assert "TLS failed" in outcome.error.reason
+
+
+@needs_openssl
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=("asyncio", "uvloop"))
+def test_aborts_within_tls(certificate: tuple[Path, Path], new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """R63: calls aborted at any moment of handshake and answer leave no descriptor and no noise, on either loop."""
+    faults: list[dict[str, object]] = []
+
+    async def abort_often() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
+        server = await tls_server(certificate)
+        context = ssl.create_default_context(cafile=str(certificate[0]))
+        pool = make_pool(("localhost", server.sockets[0].getsockname()[1]), ssl_context=context)
+        assert (await post(pool)).data == WHOLE
+        pool.take().abort()  # type: ignore[union-attr]
+        before = open_files()
+        for turns in range(200):
+            call = begin(pool, Outcome())
+            for _ in range(turns % 40):
+                await asyncio.sleep(0)
+            call.abort()
+        await eventually(lambda: open_files() <= before, what=lambda: f"{open_files()} <= {before} descriptors")
+        assert (await post(pool)).data == WHOLE
+        pool.close()
+        server.close()
+        await eventually(lambda: len(asyncio.all_tasks()) == 1, what="the server's own tasks have ended")
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(abort_often())
+    assert faults == []
