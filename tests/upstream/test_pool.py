@@ -100,6 +100,38 @@ async def test_a_large_body(upstream: ScriptedUpstream) -> None:
     pool.close()
 
 
+async def test_an_upstream_that_takes_its_time_to_take_it() -> None:
+    """R28: while a large request is being taken, its upstream is not silent; the time for an answer begins after it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for taken in range(30):
+            await reader.readexactly(1 << 20)
+            await asyncio.sleep(0.03)  # together several times first_byte_timeout_seconds
+            if not answers and taken == 20:
+                await stopped.wait()
+                writer.transport.abort()
+                return
+        writer.write(whole(WHOLE))
+        await writer.drain()
+        writer.close()
+
+    stopped = asyncio.Event()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    for answers in (True, False):
+        pool = make_pool(server.sockets[0].getsockname(), first_byte_timeout_seconds=0.2)
+        outcome = await post(pool, b"x" * (30 << 20))
+        if answers:
+            assert outcome.data == WHOLE
+        else:
+            # One that does not take it any more is given up.
+            assert isinstance(outcome.error, UpstreamTimeout)
+        pool.close()
+    stopped.set()
+    server.close()
+    await eventually(lambda: len(asyncio.all_tasks()) == 1)
+
+
 async def test_a_kept_connection_is_written_to_at_once(upstream: ScriptedUpstream) -> None:
     """On a kept connection the request has gone to the kernel when ``post`` returns: no turn of the loop is lost."""
     upstream.script = answer
