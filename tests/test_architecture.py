@@ -32,11 +32,14 @@ BELOW_APP = (
     "departures",
     "dialects",
     "enginewatch",
+    "listener",
     "metrics",
     "middleware",
     "record",
     "relay",
     "routing",
+    "service",
+    "sockets",
     "upstream",
 )
 
@@ -66,6 +69,9 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "waiting": {
         "catalogue": (*VOCABULARY, "upstream"),
         "enginewatch": (*VOCABULARY, "upstream"),
+        "listener": ("config", "sockets"),
+        "service": (),
+        "sockets": ("config",),
         "admission.gate": (
             "errors",
             "admission.capacity",
@@ -81,7 +87,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "aiohttp.web": {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
-        "metrics": ("", "admission.readings", "enginewatch", "record"),
+        "metrics": ("", "admission.readings", "enginewatch", "listener", "record"),
         "middleware": (*VOCABULARY, "clientstream", "dialects", "record", "routing"),
         "relay": (*VOCABULARY, *BELOW_RELAY),
         "status": (*VOCABULARY, "admission.gate", "record"),
@@ -90,7 +96,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "app": (*VOCABULARY, *BELOW_APP, "assembly", "lanes", "status"),
         "assembly": (*VOCABULARY, "admission.readings", "config", "relay", "routing", "upstream"),
         "lanes": ("admission.gate", "admission.readings", "assembly", "config", "upstream.endpoints"),
-        "cli": ("", "app", "clients", "config", "dialects", "record", "status"),
+        "cli": ("", "app", "clients", "config", "dialects", "record", "sockets", "status"),
         "__main__": ("cli",),
     },
 }

@@ -24,6 +24,7 @@ from aiogw.config import (
     ConfigError,
     DialectConfig,
     ListenAddress,
+    ServerConfig,
     UpstreamAddress,
     UpstreamConfig,
 )
@@ -36,6 +37,7 @@ TEXT = """
 [server]
 listen = "127.0.0.1:8080"
 admin_listen = "127.0.0.1:9464"
+max_connections = 1024
 max_body_bytes = 67108864
 response_buffer_bytes = 4194304
 client_stall_timeout_seconds = 60
@@ -45,6 +47,10 @@ sign_interval_seconds = 10
 models_refresh_seconds = 60
 log_level = "info"
 log_format = "text"
+
+[server.tls]
+certificate = "/etc/aiogw/tls.pem"
+key = "/etc/aiogw/tls-key.pem"
 
 [upstreams.reasoning]
 url = "http://reasoning-predictor.llm-serving:80"
@@ -128,7 +134,7 @@ DIALECT = ("upstreams", "reasoning", "dialect")
 OPTIONAL = [key for key in TYPES if key[:3] in (DIALECT, (*DIALECT[:2], "aliases"))]
 # Instead of url, and what goes with it.
 ALTERNATIVES = [("upstreams", "reasoning", key) for key in ("endpoints", "resolve")]
-OPTIONAL += [*ALTERNATIVES, ("upstreams", "reasoning", "watch_engine_seconds")]
+OPTIONAL += [*ALTERNATIVES, ("upstreams", "reasoning", "watch_engine_seconds"), ("server", "tls")]
 
 
 def of_type(*types: Any) -> list[Any]:
@@ -219,6 +225,7 @@ def test_the_walk_finds_every_table() -> None:
 ALLOWED = {
     UpstreamConfig: ["url", "endpoints", "resolve", "watch_engine_seconds", "aliases", "dialect"],
     AdmissionConfig: ["engine_slots"],
+    ServerConfig: ["tls"],
 }
 
 

@@ -15,17 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from attrs import frozen
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_SECONDS = 20
 CLOSE_WAIT = "08"
 # Among them 'Task was destroyed but it is pending!', '... was never retrieved' and what ResourceWarning says.
 GOOD_LEVELS = frozenset({"debug", "info", "warning"})
+GOOD_LOGGERS = frozenset(
+    {"aiogw.app", "aiogw.cli", "aiogw.counted", "aiogw.listener", "aiogw.server", "aiogw.upstream.pool"}
+)
 _SAMPLE = re.compile(r"^(aiogw_\w+(?:\{.*\})?) (\S+)$", re.MULTILINE)
 
 
 class GatewayFailed(Exception):
     """It did not start, or is gone; the text says what it logged last."""
+
+
+@frozen
+class Scrape:
+    """Every sample of aiogw's own by its name and labels, as written, and the recount that came with it, if any."""
+
+    samples: dict[str, float]
+    recount: dict[str, Any] | None
 
 
 class GatewayProcess:
@@ -66,16 +78,30 @@ class GatewayProcess:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environment)
 
     async def metrics(self) -> dict[str, float]:
-        """One scrape: every sample of aiogw's own by its name and labels, as written."""
+        return (await self.scrape()).samples
+
+    async def scrape(self) -> Scrape:
         self._writer.write(b"GET /metrics HTTP/1.1\r\nhost: chaos\r\n\r\n")
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
         assert length is not None
         body = (await self._reader.readexactly(int(length[1]))).decode()
-        return {name: float(value) for name, value in _SAMPLE.findall(body)}
+        told = re.search(rb"x-chaos-recount: (.*)\r\n", head, re.IGNORECASE)
+        return Scrape(
+            samples={name: float(value) for name, value in _SAMPLE.findall(body)},
+            recount=None if told is None else json.loads(told[1]),
+        )
 
     def hang_up(self) -> None:
         self._writer.close()
+
+    async def stand_still(self, seconds: float) -> None:
+        """As on a machine that is suspended or crowded."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -167,6 +193,6 @@ class GatewayProcess:
                 bad.append(line)
             elif logger == "aiogw.access":
                 requests.append(told)
-            elif logger not in ("aiogw.app", "aiogw.upstream.pool", "aiogw.server", "aiogw.cli", "aiogw.counted"):
+            elif logger not in GOOD_LOGGERS:
                 bad.append(line)
         return requests, bad

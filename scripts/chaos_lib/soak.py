@@ -45,7 +45,7 @@ class Soak(ChaosRun):
         self._seconds = minutes * 60
         self._told = progress
         self._progress = lambda _text: None
-        self._faults: dict[str, list[str]] = {name: [] for name in ("gauges", "log", "cap", "upstream")}
+        self._faults: dict[str, list[str]] = {name: [] for name in ("gauges", "scrapes", "log", "cap", "upstream")}
         self._total = 0
         self.readings: list[Reading] = []
 
@@ -74,6 +74,7 @@ class Soak(ChaosRun):
         stuck = self._gateway.close_wait()
         self.audit.add("no socket in CLOSE_WAIT", len(stuck), stuck)
         self.audit.add("all gauges are zero after each round", "", self._faults["gauges"])
+        self.audit.add("every scrape agrees with itself", "", self._faults["scrapes"])
         self.audit.add("no error and no traceback in the log", "", self._faults["log"])
         self.audit.add("never more sequences than the cap at the upstream", "", self._faults["cap"])
         self.audit.add("nothing is left at the upstream after a round", "", self._faults["upstream"])
@@ -85,6 +86,8 @@ class Soak(ChaosRun):
         self._options = attrs.evolve(self._options, seed=self._options.seed + 1)
         self._asked = 0
         self._done = False
+        self._results.clear()
+        self._scrapes = self._new_scrapes()
         await self._let_loose()
         self._total += self._asked
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -113,7 +116,7 @@ class Soak(ChaosRun):
         _, bad_lines = self._gateway.read_log()
         self._faults["log"] += bad_lines
         self._gateway.forget_log()
-        self._results.clear()
+        self._faults["scrapes"] += self._scrapes.faults
         self._stub.account.clear()
         self._stub.over_cap.clear()
         self._clients.left_at_grant.clear()
