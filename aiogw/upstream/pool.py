@@ -10,8 +10,9 @@ import logging
 import os
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import field, frozen
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 # uvicorn, vLLM's server, closes a connection that has been idle for five seconds.  One that is nearly that old would
 # die under the request sent on it.
 MAX_IDLE_SECONDS = 4.0
+
+# So long an address is tried while its name has others (RFC 8305, section 5).
+ATTEMPT_SECONDS = 0.25
 
 
 @frozen(kw_only=True)
@@ -253,21 +257,18 @@ class UpstreamPool:
         """
         loop = asyncio.get_running_loop()
         target = self._target
-        failure: OSError | None = None
-        for *_, address in await loop.getaddrinfo(target.address or target.host, target.port, type=socket.SOCK_STREAM):
-            try:
-                await loop.create_connection(
-                    lambda: connection,
-                    str(address[0]),
-                    target.port,
-                    ssl=target.ssl_context,
-                    server_hostname=target.host if target.ssl_context is not None else None,
-                )
-            except OSError as error:
-                failure = error
-            else:
-                return
-        raise failure or OSError("the name has no address")
+        found = await loop.getaddrinfo(target.address or target.host, target.port, type=socket.SOCK_STREAM)
+        sock = await _reach(deque((family, address) for family, _, _, _, address in found))
+        try:
+            await loop.create_connection(
+                lambda: connection,
+                sock=sock,
+                ssl=target.ssl_context,
+                server_hostname=target.host if target.ssl_context is not None else None,
+            )
+        except BaseException:
+            sock.close()  # nobody else's before there is a transport
+            raise
 
     def connection_idle(self, connection: Connection) -> None:
         if self._closed:
@@ -290,6 +291,34 @@ class UpstreamPool:
         self._reachable = False
         log.log(level, "cannot connect to the upstream %s at %s: %s", self._upstream, self._where, reason)
         return UpstreamUnavailable(upstream=self._upstream, reason=reason)
+
+
+async def _reach(addresses: deque[tuple[int, Any]]) -> socket.socket:
+    """A socket that is connected to one of the addresses, in their order; raises OSError.
+
+    One that neither takes nor refuses the connection goes to the end of the line while there are others.
+    """
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    while addresses:
+        family, address = addresses.popleft()
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS if addresses else None) as attempt:
+                await loop.sock_connect(sock, address)
+        except OSError as error:
+            sock.close()
+            if attempt.expired():
+                addresses.append((family, address))
+            else:
+                failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure or OSError("the name has no address")
 
 
 def _reason(error: OSError) -> str:

@@ -137,6 +137,7 @@ explored: dict[str, int] = {}
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_every_schedule_keeps_the_laws(scenario: Scenario) -> None:
     """Whatever order the callbacks of a scenario are run in, and whoever is cancelled when, no law is broken."""
+    # R10, R11, R20
     exploration = explore(scenario, limit=LIMIT)
     assert LIMIT is not None or exploration.complete
     explored[scenario.name] = exploration.schedules
