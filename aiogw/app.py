@@ -24,14 +24,16 @@ from attrs import asdict
 from prometheus_async.aio.web import server_stats
 
 from aiogw.admission.gate import Gate, Limits, UpstreamGate
+from aiogw.bodies import BodyBudget
 from aiogw.canonical import Engine
 from aiogw.catalogue import Catalogue
 from aiogw.config import Config, ListenAddress, UpstreamConfig
 from aiogw.departures import Departures
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
-from aiogw.metrics import GateCollector, Observer
-from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.metrics import HEADER_TIMEOUTS, GateCollector, Observer
+from aiogw.middleware import BodyLimits, accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.protocol import ClientRunner, ConnectionLimits
 from aiogw.record import RequestRecord, tell
 from aiogw.relay import Relay, RelayLimits
 from aiogw.routing import Route, Routes
@@ -39,8 +41,6 @@ from aiogw.upstream.pool import Target, UpstreamPool
 
 log = logging.getLogger(__name__)
 
-# An idle client connection is closed after this; nginx's default, and longer than the SDKs keep theirs.
-CLIENT_KEEPALIVE_SECONDS = 75
 # One header field, or the request line: aiohttp's own 8,190 is less than some tokens and cookies have.
 MAX_FIELD_BYTES = 32768
 # Connections the kernel completes before we accept them: a burst of clients must not meet a full backlog.
@@ -83,6 +83,7 @@ class Gateway:
                 for model, served_as in _served(upstream).items()
             )
         self._gate = Gate(gates)
+        self._bodies = BodyBudget(limit_bytes=server.body_memory_bytes)
         self._routes = Routes(routes, created=int(time.time()))
         self._relay = Relay(
             routes=self._routes,
@@ -106,6 +107,7 @@ class Gateway:
             upstreams={
                 name: partial(self._gate.statistics, upstream.url.key) for name, upstream in config.upstreams.items()
             },
+            bodies=self._bodies,
             draining=lambda: self._relay.draining,
         )
 
@@ -170,12 +172,18 @@ class Gateway:
     # -- the two listeners ------------------------------------------------------------------------------------------
 
     def _application(self) -> web.Application:
+        server = self._config.server
+        limits = BodyLimits(
+            max_bytes=server.max_body_bytes,
+            timeout_seconds=server.body_timeout_seconds,
+            min_bytes_per_second=server.body_min_bytes_per_second,
+        )
         application = web.Application(
             middlewares=[
                 keep_record(self._observe),
                 detect_dialect(self._dialects),
                 render_errors,
-                canonicalise(routes=self._routes, max_body_bytes=self._config.server.max_body_bytes),
+                canonicalise(routes=self._routes, limits=limits, budget=self._bodies),
             ]
         )
         application.router.add_route("*", "/{path:.*}", self._relay.handle, expect_handler=accept_expectation)
@@ -209,7 +217,15 @@ class Gateway:
         tell(record)
 
     async def _listen(self, application: web.Application, address: ListenAddress, purpose: str) -> None:
-        runner = make_runner(application)
+        server = self._config.server
+        runner = make_runner(
+            application,
+            ConnectionLimits(
+                header_timeout_seconds=server.header_timeout_seconds,
+                keepalive_timeout_seconds=server.keepalive_timeout_seconds,
+                client_stall_timeout_seconds=server.client_stall_timeout_seconds,
+            ),
+        )
         self._runners.append(runner)
         await runner.setup()
         site: web.BaseSite
@@ -247,7 +263,7 @@ def _is_listened_on(path: str) -> bool:
     return True
 
 
-def make_runner(application: web.Application) -> web.AppRunner:
+def make_runner(application: web.Application, limits: ConnectionLimits) -> web.AppRunner:
     """The only place where a runner is made.
 
     ``handler_cancellation`` is off in aiohttp's own runner: a queued client could leave without anybody noticing.  It
@@ -256,12 +272,13 @@ def make_runner(application: web.Application) -> web.AppRunner:
     server_log = logging.getLogger("aiogw.server")
     if not server_log.filters:
         server_log.addFilter(_told_without_its_bytes)
-    return web.AppRunner(
+    return ClientRunner(
         application,
+        limits=limits,
+        on_header_timeout=HEADER_TIMEOUTS.inc,
         logger=server_log,
         handler_cancellation=True,
         access_log=None,
-        keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
         # Nothing is left to wait for when the runner is cleaned up: the relay has drained.

@@ -16,6 +16,7 @@ from prometheus_client.registry import REGISTRY, Collector
 
 from aiogw import __version__
 from aiogw.admission.gate import GateStatistics
+from aiogw.bodies import BodyBudget
 from aiogw.record import RequestRecord
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -53,6 +54,10 @@ TOKENS = Counter(
     ("upstream", "kind"),
 )
 
+HEADER_TIMEOUTS = Counter(
+    "aiogw_header_timeouts", "Connections closed because the head of a request did not come in time."
+)
+
 NO_UPSTREAM = "-"
 
 
@@ -88,10 +93,17 @@ class Observer:
 
 
 class GateCollector(Collector):
-    """Reads ``statistics`` of each upstream at scrape time."""
+    """Reads ``statistics`` of each upstream, and what bodies hold, at scrape time."""
 
-    def __init__(self, *, upstreams: Mapping[str, Callable[[], GateStatistics]], draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        *,
+        upstreams: Mapping[str, Callable[[], GateStatistics]],
+        bodies: BodyBudget,
+        draining: Callable[[], bool],
+    ) -> None:
         self._upstreams = upstreams
+        self._bodies = bodies
         self._draining = draining
 
     def register(self) -> None:
@@ -135,6 +147,11 @@ class GateCollector(Collector):
             for reason, count in reading.refusals_total.items():
                 refusals.add_metric([name, reason], count)
         yield from (cap, in_use, settling, queue_limit, waiting, oldest, grants, refusals)
+        bodies = self._bodies
+        yield GaugeMetricFamily("aiogw_body_memory_bytes", "Bytes of request bodies held.", value=bodies.held_bytes)
+        yield GaugeMetricFamily(
+            "aiogw_body_memory_limit_bytes", "How many there may be, all together.", value=bodies.limit_bytes
+        )
         yield GaugeMetricFamily("aiogw_draining", "1 while the gateway shuts down.", value=float(self._draining()))
         build = GaugeMetricFamily("aiogw_build_info", "Always 1.", labels=["version", "python"])
         build.add_metric([__version__, platform.python_version()], 1)

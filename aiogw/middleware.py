@@ -12,12 +12,22 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+from attrs import frozen
 
+from aiogw.bodies import BodyBudget, HeldBody
 from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
 from aiogw.dialects import detect
 from aiogw.dialects.base import Call, Dialect, LocalEndpoint, RelayEndpoint
-from aiogw.errors import BodyTooLarge, ClientGone, GatewayError, InternalFault, MalformedBody, UnknownModel
+from aiogw.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    ClientGone,
+    GatewayError,
+    InternalFault,
+    MalformedBody,
+    UnknownModel,
+)
 from aiogw.record import CLIENT_GONE, COMPLETED, RequestRecord, request_id_from
 from aiogw.routing import Routes
 
@@ -31,6 +41,19 @@ MAX_LOGGED_CHARACTERS = 200
 RECORD = web.RequestKey("RECORD", RequestRecord)
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("DIALECT", Dialect)
 CALL = web.RequestKey("CALL", Call)
+HELD_BODY = web.RequestKey("HELD_BODY", HeldBody)
+
+
+@frozen(kw_only=True)
+class BodyLimits:
+    """How large a body may be when it is decoded, and how slow.
+
+    It has ``timeout_seconds``, and a second more for every ``min_bytes_per_second`` bytes of it that have come.
+    """
+
+    max_bytes: int
+    timeout_seconds: float
+    min_bytes_per_second: int
 
 
 def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
@@ -100,7 +123,7 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _refuse(request, InternalFault())
 
 
-def canonicalise(*, routes: Routes, max_body_bytes: int) -> Middleware:
+def canonicalise(*, routes: Routes, limits: BodyLimits, budget: BodyBudget) -> Middleware:
     """Answer what can be answered here; of the rest, read the whole body and leave its canonical form behind.
 
     The body is read before the gate, because aiohttp stops reading from a connection whose body is left alone, and a
@@ -113,26 +136,31 @@ def canonicalise(*, routes: Routes, max_body_bytes: int) -> Middleware:
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
             return _respond(request, endpoint.answer(routes.models, request.query))
-        call = await _read_call(request, dialect, endpoint, routes, max_body_bytes)
-        if isinstance(call, Document):
-            return _respond(request, call)
-        request[CALL] = call
-        del call  # this frame lives as long as the request, and the body should not
-        return await handler(request)
+        held = request[HELD_BODY] = budget.hold()
+        try:
+            call = await _read_call(request, dialect, endpoint, routes, limits)
+            if isinstance(call, Document):
+                return _respond(request, call)
+            request[CALL] = call
+            del call  # this frame lives as long as the request, and the body should not
+            return await handler(request)
+        finally:
+            held.release()
 
     return middleware
 
 
 async def _read_call(
-    request: web.Request, dialect: Dialect, endpoint: RelayEndpoint, routes: Routes, max_body_bytes: int
+    request: web.Request, dialect: Dialect, endpoint: RelayEndpoint, routes: Routes, limits: BodyLimits
 ) -> Call | Document:
     """A function of its own, so that no frame that outlives it keeps the body of a request that has been sent on."""
-    body = await _read_body(request, max_body_bytes)
+    body = await _read_body(request, limits)
     record = request[RECORD]
     record.request_bytes = len(body)
     call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, routes.find_engine)
     if isinstance(call, Document):
         return call
+    request[HELD_BODY].resize(len(call.request.body))
     record.model = call.request.model
     record.stream = call.request.stream
     record.sequences = call.request.sequences
@@ -143,22 +171,37 @@ async def accept_expectation(_request: web.Request) -> None:
     """Replaces aiohttp's own handler of ``Expect``, which says 100 before anybody has looked at the length."""
 
 
-async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
-    """The whole body, decoded; raises BodyTooLarge, MalformedBody."""
-    if request.content_length is not None and request.content_length > max_body_bytes:
-        raise BodyTooLarge(limit_bytes=max_body_bytes)
+async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
+    """The whole body, decoded; raises BodyTooLarge, BodyTimeout, MalformedBody, MemoryFull."""
+    held = request[HELD_BODY]
+    declared = request.content_length or 0
+    if declared > limits.max_bytes:
+        raise BodyTooLarge(limit_bytes=limits.max_bytes)
+    # All that is announced is held from the beginning, so that no upload is turned away halfway because of another.
+    held.resize(declared)
     asks = request.version >= (1, 1) and request.headers.get("expect", "").lower() == "100-continue"
     if asks and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    deadline = asyncio.get_running_loop().time() + limits.timeout_seconds
     pieces: list[bytes] = []
     size = 0
     try:
-        # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
-        async for piece in request.content.iter_any():
-            size += len(piece)
-            if size > max_body_bytes:
-                raise BodyTooLarge(limit_bytes=max_body_bytes)
-            pieces.append(piece)
+        # No timer for what came together with its head, as nearly all do.
+        async with asyncio.timeout_at(None if request.content.is_eof() else deadline) as timeout:
+            # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
+            async for piece in request.content.iter_any():
+                size += len(piece)
+                if size > limits.max_bytes:
+                    raise BodyTooLarge(limit_bytes=limits.max_bytes)
+                if size > held.size:
+                    held.resize(size)
+                pieces.append(piece)
+                if timeout.when() is not None:
+                    timeout.reschedule(deadline + size / limits.min_bytes_per_second)
+    except TimeoutError:
+        raise BodyTimeout(
+            timeout_seconds=limits.timeout_seconds, min_bytes_per_second=limits.min_bytes_per_second
+        ) from None
     except web.RequestPayloadError as error:
         raise MalformedBody(reason=f"its framing or encoding is broken ({error})") from None
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -169,7 +212,10 @@ def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     record.outcome = error.code
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
-    return _respond(request, request[DIALECT].render_error(error, record.request_id))
+    response = _respond(request, request[DIALECT].render_error(error, record.request_id))
+    if isinstance(error, BodyTimeout):
+        response.force_close()  # the rest of its body is not waited for
+    return response
 
 
 def _respond(request: web.Request, document: Document) -> web.Response:

@@ -823,7 +823,12 @@ everywhere_both_ways = pytest.mark.parametrize(
 SERVER: dict[str, Any] = {
     "listen": "127.0.0.1:0",
     "admin_listen": "127.0.0.1:0",
+    "header_timeout_seconds": 10,
+    "keepalive_timeout_seconds": 75,
+    "body_timeout_seconds": 10,
+    "body_min_bytes_per_second": 1 << 16,
     "max_body_bytes": 4 << 20,
+    "body_memory_bytes": 64 << 20,
     "response_buffer_bytes": 1 << 16,
     "client_stall_timeout_seconds": 5,
     "drain_timeout_seconds": 5,

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aiogw import __version__
 from aiogw.admission.gate import GateStatistics
+from aiogw.bodies import BodyBudget
 from aiogw.metrics import GateCollector, Observer
 from aiogw.record import RequestRecord
 
@@ -44,6 +45,7 @@ class State:
 
     def __init__(self) -> None:
         self.readings = {"gated": GATED, "free": UNLIMITED}
+        self.bodies = BodyBudget(limit_bytes=1000)
         self.draining = False
 
 
@@ -53,6 +55,7 @@ def state() -> Iterator[State]:
     state = State()
     collector = GateCollector(
         upstreams={"gated": lambda: state.readings["gated"], "free": lambda: state.readings["free"]},
+        bodies=state.bodies,
         draining=lambda: state.draining,
     )
     collector.register()
@@ -97,6 +100,9 @@ GOLDEN = {
     "aiogw_grants_total": ("counter", {"upstream"}),
     "aiogw_refusals_total": ("counter", {"upstream", "reason"}),
     "aiogw_tokens_total": ("counter", {"upstream", "kind"}),
+    "aiogw_body_memory_bytes": ("gauge", set()),
+    "aiogw_body_memory_limit_bytes": ("gauge", set()),
+    "aiogw_header_timeouts_total": ("counter", set()),
     "aiogw_draining": ("gauge", set()),
     "aiogw_build_info": ("gauge", {"version", "python"}),
 }
@@ -139,13 +145,17 @@ def test_gauges_are_the_state(state: State) -> None:
         of("aiogw_grants_total", "gated"): 1234,
         of("aiogw_refusals_total", "gated", "queue_full"): 7,
         of("aiogw_refusals_total", "gated", "queue_timeout"): 2,
+        of("aiogw_body_memory_bytes"): 0,
+        of("aiogw_body_memory_limit_bytes"): 1000,
         of("aiogw_draining"): 0,
     }
     assert expected == {name: found[name] for name in expected}
     assert 1 == found[of("aiogw_build_info", __version__, platform.python_version())]
     state.readings["gated"] = UNLIMITED
     state.draining = True
+    state.bodies.hold().resize(7)
     found = samples()
+    assert 7 == found[of("aiogw_body_memory_bytes")]
     assert (9, 1) == (found[of("aiogw_slots_in_use", "gated")], found[of("aiogw_draining")])
 
 
@@ -159,7 +169,7 @@ def test_an_unlimited_upstream_has_no_limits_to_show(state: State) -> None:
 
 def test_a_gateway_that_is_gone_is_not_scraped(state: State) -> None:
     """A collector can be taken away, and another put in its place."""
-    collector = GateCollector(upstreams={}, draining=lambda: False)
+    collector = GateCollector(upstreams={}, bodies=BodyBudget(limit_bytes=1), draining=lambda: False)
     with pytest.raises(KeyError):
         collector.unregister()
     # The names are not reserved, so a second gateway in the process does not fail to start.

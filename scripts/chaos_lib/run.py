@@ -108,7 +108,12 @@ class ChaosRun:
         server = {
             "listen": "127.0.0.1:0",
             "admin_listen": "127.0.0.1:0",
+            "header_timeout_seconds": 10,
+            "keepalive_timeout_seconds": 75,
+            "body_timeout_seconds": 10,
+            "body_min_bytes_per_second": 1 << 16,
             "max_body_bytes": MAX_BODY_BYTES,
+            "body_memory_bytes": 1 << 30,
             "response_buffer_bytes": 1 << 16,
             "client_stall_timeout_seconds": STALL_SECONDS,
             "drain_timeout_seconds": 10,

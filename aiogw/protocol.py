@@ -1,0 +1,163 @@
+"""One client's connection: aiohttp's own protocol, with an end to what a peer may do slowly or leave undone.
+
+A head has a deadline, an answer that is not taken has one, and an upload that is refused is not read any further.
+Nothing here may know a dialect, the gate or an upstream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
+from attrs import frozen
+
+from aiogw.clientstream import SentResponse
+
+# A refused body of up to this size is read and thrown away: mostly it is on its way already, in a segment of its own,
+# and the connection can go on.  More than this is not read at all.
+SHORT_BODY_BYTES = 65536
+# How long a connection with unread bytes stays open behind the refusal.  Closing it is a reset, which some systems let
+# overtake what their program has not read yet.
+LINGER_SECONDS = 1.0
+
+
+@frozen(kw_only=True)
+class ConnectionLimits:
+    """How long a client may take, in seconds.
+
+    ``header_timeout_seconds`` is for the head of a request: from the beginning of the connection, later from the head's
+    first byte.  Until that byte comes, a connection that has been served may be idle for ``keepalive_timeout_seconds``.
+    An answer of our own has to be taken within ``client_stall_timeout_seconds``; relayed ones are clientstream's.
+    """
+
+    header_timeout_seconds: float
+    keepalive_timeout_seconds: float
+    client_stall_timeout_seconds: float
+
+
+class ClientConnection(RequestHandler):
+    """A request that comes in one piece costs no timer here: only a head that is incomplete starts one."""
+
+    __slots__ = ("_head_timer", "_limits", "_on_header_timeout", "_reads_no_more")
+
+    def __init__(
+        self, server: web.Server, *, limits: ConnectionLimits, on_header_timeout: Callable[[], None], **options: Any
+    ) -> None:
+        super().__init__(server, keepalive_timeout=limits.keepalive_timeout_seconds, **options)
+        self._limits = limits
+        self._on_header_timeout = on_header_timeout
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._reads_no_more = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        requests = self._request_count
+        super().data_received(data)
+        if self._request_count != requests:
+            self._head_came()
+        elif data and self._head_timer is None and self._waiter is not None and not self._waiter.done():
+            self._expect_head()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if not self._reads_no_more:
+            super().resume_reading(resume_parser)
+
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write an answer of our own, and see that it is taken.  Of a body that was refused unread, nothing is read."""
+        transport = self.transport
+        if transport is None or isinstance(resp, SentResponse):
+            return await super().finish_response(request, resp, start_time)
+        cut = self._is_cut(request, resp)
+        if cut:
+            resp.force_close()
+            self._read_no_more(request)
+        stalled = self._loop.call_later(self._limits.client_stall_timeout_seconds, transport.abort)
+        try:
+            result = await super().finish_response(request, resp, start_time)
+            if transport.get_write_buffer_size():
+                # aiohttp is content with what fits a buffer, and whoever never reads would keep that for ever.
+                transport.set_write_buffer_limits(0)
+                await self._drain_helper()
+                transport.set_write_buffer_limits()
+        finally:
+            stalled.cancel()
+        if cut and transport.can_write_eof():
+            transport.write_eof()
+        return result
+
+    def _is_cut(self, request: BaseRequest, resp: web.StreamResponse) -> bool:
+        """Whether the rest of the body is not to be read: long, of unknown length, or waited for long enough."""
+        if request.content.is_eof():
+            return False
+        length = request.content_length
+        return resp.keep_alive is False or length is None or length > SHORT_BODY_BYTES
+
+    def _read_no_more(self, request: BaseRequest) -> None:
+        self._reads_no_more = True
+        self.pause_reading()
+        with contextlib.suppress(Exception):  # its framing may be what was refused
+            request.content.read_nowait()
+
+    def _expect_head(self) -> None:
+        self._head_timer = self._loop.call_later(self._limits.header_timeout_seconds, self._head_overdue)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_overdue(self) -> None:
+        self._head_timer = None
+        self._on_header_timeout()
+        self.force_close()
+
+    def _process_keepalive(self) -> None:
+        # Once a head has begun, its own deadline counts.
+        if self._head_timer is None:
+            super()._process_keepalive()
+        else:
+            self._keepalive_handle = None
+
+
+class ClientRunner(web.AppRunner):
+    """A runner whose connections are ClientConnections."""
+
+    def __init__(
+        self,
+        application: web.Application,
+        *,
+        limits: ConnectionLimits,
+        on_header_timeout: Callable[[], None],
+        **options: Any,
+    ) -> None:
+        super().__init__(application, lingering_time=LINGER_SECONDS, **options)
+        self._connection_options = {"limits": limits, "on_header_timeout": on_header_timeout}
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        return _Server(server, self._connection_options)
+
+
+class _Server(web.Server):
+    """aiohttp's server in everything but the class of its connections."""
+
+    def __init__(self, server: web.Server, connection_options: dict[str, Any]) -> None:
+        vars(self).update(vars(server))
+        self._connection_options = connection_options
+
+    def __call__(self) -> RequestHandler:
+        return ClientConnection(self, loop=self._loop, **self._kwargs, **self._connection_options)
