@@ -212,10 +212,7 @@ def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     record.outcome = error.code
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
-    response = _respond(request, request[DIALECT].render_error(error, record.request_id))
-    if isinstance(error, BodyTimeout):
-        response.force_close()  # the rest of its body is not waited for
-    return response
+    return _respond(request, request[DIALECT].render_error(error, record.request_id))
 
 
 def _respond(request: web.Request, document: Document) -> web.Response:

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from attrs import frozen
 
 from aiogw.clientstream import SentResponse
 
-# A refused body of up to this size is read and thrown away: mostly it is on its way already, in a segment of its own,
-# and the connection can go on.  More than this is not read at all.
-SHORT_BODY_BYTES = 65536
+# A refused body of up to this size is read and thrown away while the connection lingers, for clients that look for an
+# answer only when they have sent everything; a longer one is not read any further.  Go's net/http draws the same line.
+SHORT_BODY_BYTES = 262144
 # How long a connection with unread bytes stays open behind the refusal.  Closing it is a reset, which some systems let
 # overtake what their program has not read yet.
 LINGER_SECONDS = 1.0
@@ -40,10 +41,10 @@ class ConnectionLimits:
     client_stall_timeout_seconds: float
 
 
-class ClientConnection(RequestHandler):
+class ClientProtocol(RequestHandler):
     """A request that comes in one piece costs no timer here: only a head that is incomplete starts one."""
 
-    __slots__ = ("_head_timer", "_limits", "_on_header_timeout", "_reads_no_more")
+    __slots__ = ("_body", "_head_timer", "_limits", "_on_header_timeout", "_reads_no_more")
 
     def __init__(
         self, server: web.Server, *, limits: ConnectionLimits, on_header_timeout: Callable[[], None], **options: Any
@@ -52,6 +53,8 @@ class ClientConnection(RequestHandler):
         self._limits = limits
         self._on_header_timeout = on_header_timeout
         self._head_timer: asyncio.TimerHandle | None = None
+        # Of the last request that has begun: what comes after its end is the next head.
+        self._body: StreamReader = EMPTY_PAYLOAD
         self._reads_no_more = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -64,10 +67,15 @@ class ClientConnection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         requests = self._request_count
+        between = self._body.is_eof()
         super().data_received(data)
         if self._request_count != requests:
             self._head_came()
-        elif data and self._head_timer is None and self._waiter is not None and not self._waiter.done():
+            if not self._body.is_eof():
+                # What came within a body can only be an error, which aiohttp tells to whoever reads the next request.
+                self._body.set_exception(web.RequestPayloadError("not a chunk"))
+            self._body = self._messages[-1][1]
+        elif data and between and self._head_timer is None:
             self._expect_head()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
@@ -81,10 +89,12 @@ class ClientConnection(RequestHandler):
         transport = self.transport
         if transport is None or isinstance(resp, SentResponse):
             return await super().finish_response(request, resp, start_time)
-        cut = self._is_cut(request, resp)
-        if cut:
+        unread = not request.content.is_eof()
+        if unread:
+            # Nor could the rest be told from a next request, of a client that took the refusal for an end of this one.
             resp.force_close()
-            self._read_no_more(request)
+            if request.content_length is None or request.content_length > SHORT_BODY_BYTES:
+                self._read_no_more(request)
         stalled = self._loop.call_later(self._limits.client_stall_timeout_seconds, transport.abort)
         try:
             result = await super().finish_response(request, resp, start_time)
@@ -95,20 +105,13 @@ class ClientConnection(RequestHandler):
                 transport.set_write_buffer_limits()
         finally:
             stalled.cancel()
-        if cut and transport.can_write_eof():
+        if unread and transport.can_write_eof():
             transport.write_eof()
         return result
 
-    def _is_cut(self, request: BaseRequest, resp: web.StreamResponse) -> bool:
-        """Whether the rest of the body is not to be read: long, of unknown length, or waited for long enough."""
-        if request.content.is_eof():
-            return False
-        length = request.content_length
-        return resp.keep_alive is False or length is None or length > SHORT_BODY_BYTES
-
     def _read_no_more(self, request: BaseRequest) -> None:
         self._reads_no_more = True
-        self.pause_reading()
+        self._pause_transport_reading()
         with contextlib.suppress(Exception):  # its framing may be what was refused
             request.content.read_nowait()
 
@@ -122,6 +125,10 @@ class ClientConnection(RequestHandler):
 
     def _head_overdue(self) -> None:
         self._head_timer = None
+        if self._waiter is None:
+            # It came ahead of its time, and the request before it is still being served.
+            self._expect_head()
+            return
         self._on_header_timeout()
         self.force_close()
 
@@ -134,7 +141,7 @@ class ClientConnection(RequestHandler):
 
 
 class ClientRunner(web.AppRunner):
-    """A runner whose connections are ClientConnections."""
+    """A runner whose connections are ClientProtocols."""
 
     def __init__(
         self,
@@ -160,4 +167,4 @@ class _Server(web.Server):
         self._connection_options = connection_options
 
     def __call__(self) -> RequestHandler:
-        return ClientConnection(self, loop=self._loop, **self._kwargs, **self._connection_options)
+        return ClientProtocol(self, loop=self._loop, **self._kwargs, **self._connection_options)
