@@ -60,7 +60,8 @@ async def test_many_heads_that_trickle(rig: Rig) -> None:
     assert left == []
     assert time.monotonic() - began_at > deadline_seconds
     assert await header_timeouts(daemon) == 200
-    await eventually(lambda: daemon.open_files <= files_before, what="descriptors back")
+    # One connection to the upstream is kept.
+    await eventually(lambda: daemon.open_files <= files_before + 1, what="descriptors back")
 
 
 @pytest.mark.parametrize("sent", [b"", b"P", HALF_A_HEAD], ids=["nothing", "a-byte", "half"])
