@@ -19,6 +19,8 @@ from rig import (
     everywhere,
 )
 
+from aiogw.protocol import ClientProtocol
+
 HALF_A_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway.test\r\nx-slow: "
 
 
@@ -272,3 +274,27 @@ async def reset_seen(client: RawClient) -> None:
         return False
 
     await eventually(broken, what="the connection broken off")
+
+
+async def test_the_last_bytes_that_nobody_takes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle connection is not kept by the few bytes that it cannot get rid of."""
+    transports: list[asyncio.Transport] = []
+    connection_made = ClientProtocol.connection_made
+
+    def note(protocol: ClientProtocol, transport: asyncio.Transport) -> None:
+        transports.append(transport)
+        connection_made(protocol, transport)
+
+    monkeypatch.setattr(ClientProtocol, "connection_made", note)
+    server = {"client_stall_timeout_seconds": 0.5, "keepalive_timeout_seconds": 0.2}
+    gateway = await rig.gateway(await rig.upstream(), server=server)
+    client = await rig.client(gateway, receive_buffer=16 << 10)
+    await eventually(lambda: transports)
+    (transport,) = transports
+    asked = 0
+    while not transport.get_write_buffer_size():
+        asked += 1
+        await client.post(OPENAI.path, b"{")
+        await eventually(lambda asked=asked: len(gateway.records) == asked, what="its log line")
+    assert transport.get_write_buffer_size() < 16 << 10
+    await reset_seen(client)
