@@ -1,6 +1,6 @@
-"""The composition root: builds each part once, wires them, and owns start, drain and stop.
+"""The composition root: builds each part once, wires them, and owns start, reload, drain and stop.
 
-Only this module and ``cli`` see the configuration; every part gets plain values.
+With ``assembly`` and ``cli`` the only module that sees the configuration; every part gets plain values.
 """
 
 from __future__ import annotations
@@ -12,32 +12,30 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import time
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
-from attrs import asdict
 from prometheus_async.aio.web import server_stats
 
-from aiogw.admission.gate import Gate, Limits, UpstreamGate
+from aiogw import assembly
 from aiogw.bodies import BodyBudget
-from aiogw.canonical import Engine
 from aiogw.catalogue import Catalogue
-from aiogw.config import Config, ListenAddress, UpstreamConfig
+from aiogw.config import Config, ConfigError, ListenAddress
 from aiogw.departures import Departures
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
-from aiogw.metrics import HEADER_TIMEOUTS, GateCollector, Observer
-from aiogw.middleware import BodyLimits, accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.enginewatch import EngineWatch
+from aiogw.lanes import CannotReload, Changes, Lanes
+from aiogw.metrics import HEADER_TIMEOUTS, Observer, Readings, StateCollector
+from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
 from aiogw.protocol import ClientRunner, ConnectionLimits
-from aiogw.record import RequestRecord, tell
-from aiogw.relay import Relay, RelayLimits
-from aiogw.routing import Route, Routes
-from aiogw.upstream.pool import Target, UpstreamPool
+from aiogw.record import RequestRecord, configure_logging, tell
+from aiogw.relay import Relay
+from aiogw.routing import Routes
 
 log = logging.getLogger(__name__)
 
@@ -52,64 +50,38 @@ class CannotListen(Exception):
 
 
 class Gateway:
-    """One gateway.  ``dialects`` is the registry; a test may serve one more."""
+    """One gateway.  ``dialects`` is the registry; a test may serve one more.
 
-    def __init__(self, config: Config, *, dialects: tuple[Dialect, ...] = DIALECTS) -> None:
+    ``reread`` is asked for the configuration again at each SIGHUP; it raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        reread: Callable[[], Config] | None = None,
+        dialects: tuple[Dialect, ...] = DIALECTS,
+    ) -> None:
         self._config = config
+        self._reread = reread
         self._dialects = dialects
         self._stop_now = asyncio.Event()
         self._stopping = asyncio.Event()
         self._runners: list[web.AppRunner] = []
         self._socket_files: list[str] = []
         self._serving = False
-        loop = asyncio.get_running_loop()
-        self._departures = Departures(loop)
-        server = config.server
-        gates: dict[str, UpstreamGate] = {}
-        self._pools: dict[str, UpstreamPool] = {}
-        routes: list[Route] = []
-        for name, upstream in config.upstreams.items():
-            address = upstream.url.key
-            gates[address] = UpstreamGate(loop=loop, upstream=name, limits=_limits(upstream))
-            self._pools[address] = UpstreamPool(
-                upstream=name,
-                target=_target(upstream),
-                connect_timeout_seconds=upstream.connect_timeout_seconds,
-                first_byte_timeout_seconds=upstream.first_byte_timeout_seconds,
-                idle_timeout_seconds=upstream.idle_timeout_seconds,
-            )
-            routes += (
-                Route(model=model, upstream=name, address=address, engine=_engine(upstream, served_as))
-                for model, served_as in _served(upstream).items()
-            )
-        self._gate = Gate(gates)
-        self._bodies = BodyBudget(limit_bytes=server.body_memory_bytes)
-        self._routes = Routes(routes, created=int(time.time()))
-        self._relay = Relay(
-            routes=self._routes,
-            gate=self._gate,
-            pools=self._pools,
-            limits=RelayLimits(
-                response_buffer_bytes=server.response_buffer_bytes,
-                client_stall_timeout_seconds=server.client_stall_timeout_seconds,
-                first_sign_seconds=server.first_sign_seconds,
-                sign_interval_seconds=server.sign_interval_seconds,
-            ),
-            departures=self._departures,
-        )
-        self._catalogue = Catalogue(
-            pools={name: self._pools[upstream.url.key] for name, upstream in config.upstreams.items()},
-            learn=self._routes.learn,
-            every_seconds=server.models_refresh_seconds,
-        )
-        self._observer = Observer(tuple(config.upstreams))
-        self._collector = GateCollector(
-            upstreams={
-                name: partial(self._gate.statistics, upstream.url.key) for name, upstream in config.upstreams.items()
-            },
-            bodies=self._bodies,
-            draining=lambda: self._relay.draining,
-        )
+        self._reloading: asyncio.Task[None] | None = None
+        self._reload_again = False
+        self._reload_successful = True
+        self._departures = Departures(asyncio.get_running_loop())
+        self._bodies = BodyBudget(limit_bytes=config.server.body_memory_bytes)
+        self._lanes = Lanes()
+        self._routes = Routes((), created=int(time.time()))
+        self._relay = Relay(routes=self._routes, gate=self._lanes.gate, departures=self._departures)
+        self._catalogue = Catalogue(learn=self._routes.learn)
+        self._engine_watch = EngineWatch()
+        self._observer = Observer()
+        self._collector = StateCollector(self._read_state)
 
     @property
     def addresses(self) -> tuple[Any, ...]:
@@ -119,17 +91,22 @@ class Gateway:
     async def start(self) -> None:
         """Listen; raises CannotListen."""
         server = self._config.server
+        self._take(self._config, await self._lanes.prepare(self._config))
         self._collector.register()
         await self._listen(self._application(), server.listen, "listening")
         await self._listen(self._admin_application(), server.admin_listen, "metrics and health")
         self._serving = True
-        self._catalogue.start()
+        self._ask_around()
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain at once.  Raises CannotListen."""
+        """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain at once.  SIGHUP: reload.
+
+        Raises CannotListen.
+        """
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self.request_stop)
+        loop.add_signal_handler(signal.SIGHUP, self.request_reload)
         try:
             await self.start()
             await self._stopping.wait()
@@ -143,16 +120,90 @@ class Gateway:
             self._stop_now.set()
         self._stopping.set()
 
+    def request_reload(self) -> None:
+        """Read the configuration again as soon as no other reload is under way."""
+        if self._reloading is not None and not self._reloading.done():
+            self._reload_again = True
+        else:
+            self._reloading = asyncio.get_running_loop().create_task(self._reload_until_current())
+
+    async def _reload_until_current(self) -> None:
+        self._reload_again = True
+        while self._reload_again:
+            self._reload_again = False
+            await self.reload()
+
+    async def reload(self) -> bool:
+        """Take the configuration as it is now, all of it or nothing; says in the log which, and why."""
+        if self._reread is None or not self._serving or self._stopping.is_set():
+            log.warning("nothing was reloaded: the gateway %s", "is not serving" if self._reread else "has no file")
+            return False
+        try:
+            config = self._reread()
+            self._refuse_what_is_fixed(config)
+            changes = await self._lanes.prepare(config)
+        except (ConfigError, CannotReload) as error:
+            self._reload_successful = False
+            for fault in str(error).splitlines():
+                log.error("the configuration is not taken: %s", fault)
+            return False
+        self._take(config, changes)
+        self._ask_around()
+        self._reload_successful = True
+        log.info("the configuration is taken: %s", ", ".join(config.upstreams))
+        return True
+
+    def _refuse_what_is_fixed(self, config: Config) -> None:
+        for key in ("listen", "admin_listen"):
+            new, old = getattr(config.server, key), getattr(self._config.server, key)
+            if new != old:
+                raise CannotReload(
+                    f"server.{key}: cannot change from {old} to {new} while the gateway runs; restart it"
+                )
+
+    def _take(self, config: Config, changes: Changes) -> None:
+        """In one step of the loop, so that no request sees half of it."""
+        server, before = config.server, self._config.server
+        if (server.log_level, server.log_format) != (before.log_level, before.log_format):
+            configure_logging(level=server.log_level, format_=server.log_format)
+        self._config = config
+        self._bodies.limit_bytes = server.body_memory_bytes
+        self._observer.know(config.upstreams)
+        self._routes.replace(assembly.routes(config))
+        self._lanes.commit(changes)
+        self._relay.serve(upstreams=self._lanes.upstreams, limits=assembly.relay_limits(config.server))
+
+    def _ask_around(self) -> None:
+        """Begin, or begin anew, with what the upstreams are asked in the background."""
+        serving = self._lanes.serving()
+        self._catalogue.start(serving.values(), every_seconds=self._config.server.models_refresh_seconds)
+        self._engine_watch.start(
+            {one: self._config.upstreams[name].watch_engine_seconds for name, one in serving.items()},
+            at_work=self._lanes.at_work,
+        )
+
+    def _read_state(self) -> Readings:
+        return Readings(
+            gates=self._lanes.statistics(),
+            engines=self._engine_watch.readings,
+            body_bytes=self._bodies.held_bytes,
+            body_limit_bytes=self._bodies.limit_bytes,
+            draining=self._relay.draining,
+            reload_successful=self._reload_successful,
+        )
+
     async def stop(self) -> None:
         """Stop accepting, refuse who waits, let who runs finish within the drain limit, end the rest in-band."""
         if self._serving:
             log.info("draining for at most %g s", self._config.server.drain_timeout_seconds)
             await self._drain()
+        if self._reloading is not None:
+            self._reloading.cancel()
         await self._catalogue.stop()
+        await self._engine_watch.stop()
         for runner in self._runners:
             await runner.cleanup()
-        for pool in self._pools.values():
-            pool.close()
+        self._lanes.close()
         self._departures.close()
         self._collector.unregister()
         self._remove_socket_files()
@@ -172,18 +223,16 @@ class Gateway:
     # -- the two listeners ------------------------------------------------------------------------------------------
 
     def _application(self) -> web.Application:
-        server = self._config.server
-        limits = BodyLimits(
-            max_bytes=server.max_body_bytes,
-            timeout_seconds=server.body_timeout_seconds,
-            min_bytes_per_second=server.body_min_bytes_per_second,
-        )
         application = web.Application(
             middlewares=[
                 keep_record(self._observe),
                 detect_dialect(self._dialects),
                 render_errors,
-                canonicalise(routes=self._routes, limits=limits, budget=self._bodies),
+                canonicalise(
+                    routes=self._routes,
+                    limits=lambda: assembly.body_limits(self._config.server),
+                    budget=self._bodies,
+                ),
             ]
         )
         application.router.add_route("*", "/{path:.*}", self._relay.handle, expect_handler=accept_expectation)
@@ -217,15 +266,7 @@ class Gateway:
         tell(record)
 
     async def _listen(self, application: web.Application, address: ListenAddress, purpose: str) -> None:
-        server = self._config.server
-        runner = make_runner(
-            application,
-            ConnectionLimits(
-                header_timeout_seconds=server.header_timeout_seconds,
-                keepalive_timeout_seconds=server.keepalive_timeout_seconds,
-                client_stall_timeout_seconds=server.client_stall_timeout_seconds,
-            ),
-        )
+        runner = make_runner(application, lambda: assembly.connection_limits(self._config.server))
         self._runners.append(runner)
         await runner.setup()
         site: web.BaseSite
@@ -263,7 +304,7 @@ def _is_listened_on(path: str) -> bool:
     return True
 
 
-def make_runner(application: web.Application, limits: ConnectionLimits) -> web.AppRunner:
+def make_runner(application: web.Application, limits: Callable[[], ConnectionLimits]) -> web.AppRunner:
     """The only place where a runner is made.
 
     ``handler_cancellation`` is off in aiohttp's own runner: a queued client could leave without anybody noticing.  It
@@ -286,15 +327,6 @@ def make_runner(application: web.Application, limits: ConnectionLimits) -> web.A
     )
 
 
-def _served(upstream: UpstreamConfig) -> dict[str, str]:
-    """The names clients may use, each with the name the upstream uses."""
-    return {model: model for model in upstream.models} | upstream.aliases
-
-
-def _engine(upstream: UpstreamConfig, model: str) -> Engine:
-    return Engine(model=model, **asdict(upstream.dialect))
-
-
 def _told_without_its_bytes(record: logging.LogRecord) -> bool:
     """A request that is not HTTP, or whose body is not what it says, is the peer's fault: one line, and nothing of it.
 
@@ -306,29 +338,3 @@ def _told_without_its_bytes(record: logging.LogRecord) -> bool:
         record.msg, record.args = "refused what is not a request (%s)", (type(error).__name__,)
         record.exc_info = None
     return True
-
-
-def _limits(upstream: UpstreamConfig) -> Limits | None:
-    admission = upstream.admission
-    if admission == "unlimited":
-        return None
-    return Limits(
-        cap=admission.cap,
-        queue_limit=admission.queue_limit,
-        queue_timeout_seconds=admission.queue_timeout_seconds,
-        retry_after_min_seconds=admission.retry_after_min_seconds,
-        retry_after_max_seconds=admission.retry_after_max_seconds,
-        abort_settle_seconds=admission.abort_settle_seconds,
-    )
-
-
-def _target(upstream: UpstreamConfig) -> Target:
-    url = upstream.url
-    return Target(
-        host=url.host or "",
-        port=url.port or 0,
-        path=url.path,
-        authority=url.authority,
-        prefix=url.prefix,
-        ssl_context=ssl.create_default_context() if url.scheme == "https" else None,
-    )

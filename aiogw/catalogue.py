@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from aiogw.canonical import ResponseHead
-from aiogw.errors import GatewayError, UpstreamBroken, UpstreamFault
-from aiogw.upstream.answer import read_error
+from aiogw.errors import GatewayError, UpstreamBroken
+from aiogw.upstream.asking import ask
+from aiogw.upstream.endpoints import Upstream
 from aiogw.upstream.pool import UpstreamPool
 
 log = logging.getLogger(__name__)
@@ -34,21 +34,19 @@ Learn = Callable[[str, list[dict[str, Any]]], None]
 
 
 class Catalogue:
-    """Asks each upstream of ``pools`` (by name) for ``/v1/models``, and tells ``learn`` what it said.
+    """Asks each upstream for ``/v1/models``, and tells ``learn`` what the one of that name said."""
 
-    Once at the start and then every ``every_seconds``; 0: never.
-    """
-
-    def __init__(self, *, pools: Mapping[str, UpstreamPool], learn: Learn, every_seconds: float) -> None:
-        self._pools = pools
-        self._every_seconds = every_seconds
+    def __init__(self, *, learn: Learn) -> None:
         self._learn = learn
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        if not self._every_seconds:
-            return
-        self._tasks = [asyncio.create_task(self._keep_asking(name, pool)) for name, pool in self._pools.items()]
+    def start(self, upstreams: Iterable[Upstream], *, every_seconds: float) -> None:
+        """Ask now and then every ``every_seconds``, and from now on only these; 0: never."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        if every_seconds:
+            self._tasks = [asyncio.create_task(self._keep_asking(one, every_seconds)) for one in upstreams]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -56,56 +54,23 @@ class Catalogue:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    async def _keep_asking(self, upstream: str, pool: UpstreamPool) -> None:
+    async def _keep_asking(self, upstream: Upstream, every_seconds: float) -> None:
         while True:
             try:
                 async with asyncio.timeout(ASK_TIMEOUT_SECONDS):
-                    cards = await ask(upstream, pool)
+                    pool = upstream.any_pool()
+                    cards = [] if pool is None else await ask_models(upstream.name, pool)
             except (GatewayError, TimeoutError) as error:
-                log.info("no model list from the upstream %s: %s", upstream, str(error) or "it took too long")
+                log.info("no model list from the upstream %s: %s", upstream.name, str(error) or "it took too long")
             else:
-                self._learn(upstream, cards)
-            await asyncio.sleep(self._every_seconds)
+                self._learn(upstream.name, cards)
+            await asyncio.sleep(every_seconds)
 
 
-async def ask(upstream: str, pool: UpstreamPool) -> list[dict[str, Any]]:
+async def ask_models(upstream: str, pool: UpstreamPool) -> list[dict[str, Any]]:
     """The upstream's model cards; raises UpstreamFault."""
-    answer = _Answer(upstream)
-    # A connection of its own, before and after: those that are kept are for requests that hold a slot.
-    head = pool.request_head("/v1/models", [("accept", "application/json"), ("connection", "close")], b"", method="GET")
-    call = pool.send(head, b"", answer, fresh=True)
-    try:
-        body = await answer.body
-    finally:
-        call.abort()
+    body = await ask(upstream, pool, "/v1/models", accept="application/json", max_bytes=MAX_LIST_BYTES)
     try:
         return _list_decoder.decode(body).data
     except (msgspec.DecodeError, RecursionError) as error:
         raise UpstreamBroken(upstream=upstream, reason=f"its list of models is not one ({error})") from None
-
-
-class _Answer:
-    """Collects one response; see ``upstream.pool.ResponseListener``."""
-
-    def __init__(self, upstream: str) -> None:
-        self.body: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._upstream = upstream
-        self._head: ResponseHead | None = None
-        self._pieces = bytearray()
-
-    def response_step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
-        self._head = head or self._head
-        self._pieces += data
-        if self.body.done():
-            return
-        if len(self._pieces) > MAX_LIST_BYTES:
-            self.body.set_exception(UpstreamBroken(upstream=self._upstream, reason="its list of models is too long"))
-        elif ended and self._head is not None:
-            if self._head.status == 200:
-                self.body.set_result(bytes(self._pieces))
-            else:
-                self.body.set_exception(read_error(self._upstream, self._head, bytes(self._pieces)))
-
-    def response_failed(self, error: UpstreamFault) -> None:
-        if not self.body.done():
-            self.body.set_exception(error)

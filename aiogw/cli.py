@@ -6,7 +6,8 @@ import argparse
 import gc
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from aiogw import __version__, clients, config
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...
         return OK
     if options.command == "show":
         return _show(loaded, options.client)
-    return _run(loaded, dialects)
+    return _run(loaded, partial(config.load, options.config), dialects)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +71,7 @@ def _show(loaded: config.Config, client: str | None) -> int:
     return OK
 
 
-def _run(loaded: config.Config, dialects: tuple[Dialect, ...]) -> int:
+def _run(loaded: config.Config, reread: Callable[[], config.Config], dialects: tuple[Dialect, ...]) -> int:
     # Until the gateway has handlers of its own there is nothing to drain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(OK))
     # Imported here, so that check and show answer at once and do not need an event loop.
@@ -82,7 +83,7 @@ def _run(loaded: config.Config, dialects: tuple[Dialect, ...]) -> int:
     configure_logging(level=loaded.server.log_level, format_=loaded.server.log_format)
 
     async def serve() -> None:
-        gateway = Gateway(loaded, dialects=dialects)
+        gateway = Gateway(loaded, reread=reread, dialects=dialects)
         # What is there now stays: the collector need not go through the libraries for each thousand of clients.
         gc.collect()
         gc.freeze()

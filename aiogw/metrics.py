@@ -7,16 +7,17 @@ configuration and from closed sets, never from what a client says.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import prometheus_client
+from attrs import frozen
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import REGISTRY, Collector
 
 from aiogw import __version__
-from aiogw.admission.gate import GateStatistics
-from aiogw.bodies import BodyBudget
+from aiogw.admission.readings import GateStatistics
+from aiogw.enginewatch import EngineReading
 from aiogw.record import RequestRecord
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -64,12 +65,17 @@ NO_UPSTREAM = "-"
 class Observer:
     """Counts requests as they end; the children for each upstream are looked up once and not per request."""
 
-    def __init__(self, upstreams: tuple[str, ...]) -> None:
-        self._histograms = {
-            name: (QUEUE_WAIT.labels(name), FIRST_BYTE.labels(name), DURATION.labels(name)) for name in upstreams
-        }
-        self._tokens = {name: (TOKENS.labels(name, "prompt"), TOKENS.labels(name, "completion")) for name in upstreams}
+    def __init__(self, upstreams: Iterable[str] = ()) -> None:
+        self._histograms: dict[str, tuple[Histogram, Histogram, Histogram]] = {}
+        self._tokens: dict[str, tuple[Counter, Counter]] = {}
         self._requests: dict[tuple[str, str, str], Counter] = {}
+        self.know(upstreams)
+
+    def know(self, upstreams: Iterable[str]) -> None:
+        """Show these from now on, those as well of which there is nothing to tell yet."""
+        for name in upstreams:
+            self._histograms[name] = (QUEUE_WAIT.labels(name), FIRST_BYTE.labels(name), DURATION.labels(name))
+            self._tokens[name] = (TOKENS.labels(name, "prompt"), TOKENS.labels(name, "completion"))
 
     def observe(self, record: RequestRecord) -> None:
         key = (record.surface, record.upstream or NO_UPSTREAM, record.outcome)
@@ -92,19 +98,23 @@ class Observer:
             completion.inc(max(0, record.usage.completion_tokens))
 
 
-class GateCollector(Collector):
-    """Reads ``statistics`` of each upstream, and what bodies hold, at scrape time."""
+@frozen(kw_only=True)
+class Readings:
+    """What is true at the moment of a scrape, by the name of the upstream where there is one for each."""
 
-    def __init__(
-        self,
-        *,
-        upstreams: Mapping[str, Callable[[], GateStatistics]],
-        bodies: BodyBudget,
-        draining: Callable[[], bool],
-    ) -> None:
-        self._upstreams = upstreams
-        self._bodies = bodies
-        self._draining = draining
+    gates: Mapping[str, GateStatistics]
+    engines: Mapping[str, EngineReading]
+    body_bytes: int
+    body_limit_bytes: int
+    draining: bool
+    reload_successful: bool
+
+
+class StateCollector(Collector):
+    """Reads the gateway's state at scrape time."""
+
+    def __init__(self, read: Callable[[], Readings]) -> None:
+        self._read = read
 
     def register(self) -> None:
         REGISTRY.register(self)
@@ -117,42 +127,81 @@ class GateCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        labels = ["upstream"]
-        cap = GaugeMetricFamily("aiogw_slots_limit", "The cap; absent for an unlimited upstream.", labels=labels)
-        in_use = GaugeMetricFamily("aiogw_slots_in_use", "Slots held by requests at the upstream.", labels=labels)
-        settling = GaugeMetricFamily(
-            "aiogw_slots_settling",
-            "Slots of aborted requests, kept until the engine has let go of them.",
-            labels=labels,
-        )
-        queue_limit = GaugeMetricFamily("aiogw_queue_limit", "Places in the queue.", labels=labels)
-        waiting = GaugeMetricFamily("aiogw_queue_requests", "Requests that wait for a slot.", labels=labels)
-        oldest = GaugeMetricFamily(
-            "aiogw_queue_oldest_wait_seconds", "How long the head of the queue has waited.", labels=labels
-        )
-        grants = CounterMetricFamily("aiogw_grants", "Requests that were given their slots.", labels=labels)
-        refusals = CounterMetricFamily(
-            "aiogw_refusals", "Requests turned away at the gate, by reason.", labels=[*labels, "reason"]
-        )
-        for name, statistics in self._upstreams.items():
-            reading = statistics()
-            if reading.cap is not None:
-                cap.add_metric([name], reading.cap)
-                queue_limit.add_metric([name], reading.queue_limit)
-            in_use.add_metric([name], reading.slots_in_use)
-            settling.add_metric([name], reading.slots_settling)
-            waiting.add_metric([name], reading.waiting)
-            oldest.add_metric([name], reading.oldest_wait_seconds)
-            grants.add_metric([name], reading.grants_total)
-            for reason, count in reading.refusals_total.items():
-                refusals.add_metric([name, reason], count)
-        yield from (cap, in_use, settling, queue_limit, waiting, oldest, grants, refusals)
-        bodies = self._bodies
-        yield GaugeMetricFamily("aiogw_body_memory_bytes", "Bytes of request bodies held.", value=bodies.held_bytes)
+        readings = self._read()
+        yield from _gate_families(readings.gates)
+        yield from _endpoint_families(readings.gates)
+        yield from _engine_families(readings.engines)
+        yield GaugeMetricFamily("aiogw_body_memory_bytes", "Bytes of request bodies held.", value=readings.body_bytes)
         yield GaugeMetricFamily(
-            "aiogw_body_memory_limit_bytes", "How many there may be, all together.", value=bodies.limit_bytes
+            "aiogw_body_memory_limit_bytes", "How many there may be, all together.", value=readings.body_limit_bytes
         )
-        yield GaugeMetricFamily("aiogw_draining", "1 while the gateway shuts down.", value=float(self._draining()))
+        yield GaugeMetricFamily("aiogw_draining", "1 while the gateway shuts down.", value=float(readings.draining))
+        yield GaugeMetricFamily(
+            "aiogw_config_last_reload_successful",
+            "1 unless the configuration was to be read again and could not be taken.",
+            value=float(readings.reload_successful),
+        )
         build = GaugeMetricFamily("aiogw_build_info", "Always 1.", labels=["version", "python"])
         build.add_metric([__version__, platform.python_version()], 1)
         yield build
+
+
+def _gate_families(gates: Mapping[str, GateStatistics]) -> Iterator[Metric]:
+    labels = ["upstream"]
+    cap = GaugeMetricFamily("aiogw_slots_limit", "The cap of this moment; absent where there is none.", labels=labels)
+    in_use = GaugeMetricFamily("aiogw_slots_in_use", "Slots held by requests at the upstream.", labels=labels)
+    settling = GaugeMetricFamily(
+        "aiogw_slots_settling", "Slots of aborted requests, kept until the engine has let go of them.", labels=labels
+    )
+    queue_limit = GaugeMetricFamily("aiogw_queue_limit", "Places in the queue.", labels=labels)
+    waiting = GaugeMetricFamily("aiogw_queue_requests", "Requests that wait for a slot.", labels=labels)
+    oldest = GaugeMetricFamily(
+        "aiogw_queue_oldest_wait_seconds", "How long the head of the queue has waited.", labels=labels
+    )
+    grants = CounterMetricFamily("aiogw_grants", "Times that a request was given its slots.", labels=labels)
+    refusals = CounterMetricFamily(
+        "aiogw_refusals", "Requests turned away at the gate, by reason.", labels=[*labels, "reason"]
+    )
+    for name, reading in gates.items():
+        if reading.cap is not None:
+            cap.add_metric([name], reading.cap)
+            queue_limit.add_metric([name], reading.queue_limit)
+        in_use.add_metric([name], reading.slots_in_use)
+        settling.add_metric([name], reading.slots_settling)
+        waiting.add_metric([name], reading.waiting)
+        oldest.add_metric([name], reading.oldest_wait_seconds)
+        grants.add_metric([name], reading.grants_total)
+        for reason, count in reading.refusals_total.items():
+            refusals.add_metric([name, reason], count)
+    yield from (cap, in_use, settling, queue_limit, waiting, oldest, grants, refusals)
+
+
+def _endpoint_families(gates: Mapping[str, GateStatistics]) -> Iterator[Metric]:
+    labels = ["upstream", "endpoint"]
+    up = GaugeMetricFamily("aiogw_endpoint_up", "0: left out until its health check answers again.", labels=labels)
+    in_use = GaugeMetricFamily(
+        "aiogw_endpoint_slots_in_use", "Slots held at the endpoint, those included that settle.", labels=labels
+    )
+    for name, reading in gates.items():
+        for endpoint, one in reading.endpoints.items():
+            up.add_metric([name, endpoint], float(one.up))
+            in_use.add_metric([name, endpoint], one.slots_in_use)
+    yield from (up, in_use)
+
+
+def _engine_families(engines: Mapping[str, EngineReading]) -> Iterator[Metric]:
+    labels = ["upstream"]
+    running = GaugeMetricFamily(
+        "aiogw_engine_running_requests", "Sequences at work, by the engine's own word.", labels=labels
+    )
+    waiting = GaugeMetricFamily(
+        "aiogw_engine_waiting_requests", "Sequences that wait inside the engine, by its own word.", labels=labels
+    )
+    drift = GaugeMetricFamily(
+        "aiogw_engine_drift_requests", "Sequences at the engine less the slots in use and settling here.", labels=labels
+    )
+    for name, reading in engines.items():
+        running.add_metric([name], reading.running_requests)
+        waiting.add_metric([name], reading.waiting_requests)
+        drift.add_metric([name], reading.drift_requests)
+    yield from (running, waiting, drift)

@@ -123,7 +123,7 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _refuse(request, InternalFault())
 
 
-def canonicalise(*, routes: Routes, limits: BodyLimits, budget: BodyBudget) -> Middleware:
+def canonicalise(*, routes: Routes, limits: Callable[[], BodyLimits], budget: BodyBudget) -> Middleware:
     """Answer what can be answered here; of the rest, read the whole body and leave its canonical form behind.
 
     The body is read before the gate, because aiohttp stops reading from a connection whose body is left alone, and a
@@ -138,7 +138,7 @@ def canonicalise(*, routes: Routes, limits: BodyLimits, budget: BodyBudget) -> M
             return _respond(request, endpoint.answer(routes.models, request.query))
         held = request[HELD_BODY] = budget.hold()
         try:
-            call = await _read_call(request, dialect, endpoint, routes, limits)
+            call = await _read_call(request, dialect, endpoint, routes, limits())
             if isinstance(call, Document):
                 return _respond(request, call)
             request[CALL] = call

@@ -141,30 +141,35 @@ class ClientProtocol(RequestHandler):
 
 
 class ClientRunner(web.AppRunner):
-    """A runner whose connections are ClientProtocols."""
+    """A runner whose connections are ClientProtocols, each with the limits that hold when it is made."""
 
     def __init__(
         self,
         application: web.Application,
         *,
-        limits: ConnectionLimits,
+        limits: Callable[[], ConnectionLimits],
         on_header_timeout: Callable[[], None],
         **options: Any,
     ) -> None:
         super().__init__(application, lingering_time=LINGER_SECONDS, **options)
-        self._connection_options = {"limits": limits, "on_header_timeout": on_header_timeout}
+        self._limits = limits
+        self._on_header_timeout = on_header_timeout
 
     async def _make_server(self) -> web.Server:
-        server = await super()._make_server()
-        return _Server(server, self._connection_options)
+        return _Server(await super()._make_server(), self._limits, self._on_header_timeout)
 
 
 class _Server(web.Server):
     """aiohttp's server in everything but the class of its connections."""
 
-    def __init__(self, server: web.Server, connection_options: dict[str, Any]) -> None:
+    def __init__(
+        self, server: web.Server, limits: Callable[[], ConnectionLimits], on_header_timeout: Callable[[], None]
+    ) -> None:
         vars(self).update(vars(server))
-        self._connection_options = connection_options
+        self._limits = limits
+        self._on_header_timeout = on_header_timeout
 
     def __call__(self) -> RequestHandler:
-        return ClientProtocol(self, loop=self._loop, **self._kwargs, **self._connection_options)
+        return ClientProtocol(
+            self, limits=self._limits(), on_header_timeout=self._on_header_timeout, loop=self._loop, **self._kwargs
+        )

@@ -26,7 +26,8 @@ from aiogw.middleware import CALL, DIALECT, HELD_BODY, RECORD
 from aiogw.record import CLIENT_GONE, RequestRecord
 from aiogw.routing import Route, Routes
 from aiogw.upstream.answer import read_error
-from aiogw.upstream.pool import UpstreamCall, UpstreamPool
+from aiogw.upstream.endpoints import Upstream
+from aiogw.upstream.pool import UpstreamCall, UpstreamPool, request_fields
 
 log = logging.getLogger(__name__)
 
@@ -52,26 +53,27 @@ class RelayLimits:
 
 
 class Relay:
-    """All requests that are under way.  ``pools`` has the connections by upstream address."""
+    """All requests that are under way."""
 
     def __init__(
         self,
         *,
         routes: Routes,
         gate: Gate,
-        pools: Mapping[str, UpstreamPool],
-        limits: RelayLimits,
         departures: Departures,
     ) -> None:
         self._routes = routes
         self._departures = departures
         self._gate = gate
-        self._pools = pools
-        self._limits = limits
         self._running: set[RelayedRequest] = set()
         self._nothing_running = asyncio.Event()
         self._nothing_running.set()
         self.draining = False
+
+    def serve(self, *, upstreams: Mapping[str, Upstream], limits: RelayLimits) -> None:
+        """What is true for requests that come from now on; ``upstreams`` by address."""
+        self._upstreams = dict(upstreams)
+        self._limits = limits
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve the canonical request that the middlewares left in ``request``; raises GatewayError or ClientGone."""
@@ -82,7 +84,7 @@ class Relay:
             request.pop(CALL),
             route=route,
             gate=self._gate,
-            pool=self._pools[route.address],
+            upstream=self._upstreams[route.address],
             limits=self._limits,
             departures=self._departures,
         )
@@ -129,15 +131,15 @@ class RelayedRequest:
         *,
         route: Route,
         gate: Gate,
-        pool: UpstreamPool,
+        upstream: Upstream,
         limits: RelayLimits,
         departures: Departures,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._body = call.request.body
         self._held_body = request[HELD_BODY]
-        self._request_head = pool.request_head(
-            call.request.path,
+        self._path = call.request.path
+        self._fields = request_fields(
             [
                 ("content-type", call.request.content_type),
                 ("x-request-id", request[RECORD].request_id),
@@ -153,17 +155,18 @@ class RelayedRequest:
         self._dialect: Dialect = request[DIALECT]
         self._record: RequestRecord = request[RECORD]
         self._gate = gate
-        self._pool = pool
+        self._upstream = upstream
         self._admission: Admission | None = None
-        self._upstream: UpstreamCall | None = None
+        self._call: UpstreamCall | None = None
         self._left_at_work = False
         self._error_head: ResponseHead | None = None
         self._error_body = bytearray()
         self._ended: asyncio.Future[GatewayError | ClientGone | None] = self._loop.create_future()
         self.route = route
+        self._headers = [(name, self._record.request_id) for name in self._dialect.request_id_headers]
         self.stream = ClientStream(
             request,
-            headers=[(name, self._record.request_id) for name in self._dialect.request_id_headers],
+            headers=self._headers,
             buffer_bytes=limits.response_buffer_bytes,
             stall_timeout_seconds=limits.client_stall_timeout_seconds,
             departures=departures,
@@ -182,7 +185,10 @@ class RelayedRequest:
         record.upstream = self.route.upstream
         if self._sequences == 0:
             record.granted_at = time.monotonic()
-            self._send()
+            pool = self._upstream.any_pool()
+            if pool is None:
+                raise UpstreamUnavailable(upstream=self.route.upstream, reason="it has no address")
+            self._send(pool)
         else:
             record.entered_at = time.monotonic()
             try:
@@ -251,15 +257,14 @@ class RelayedRequest:
             self._let_go()
             return
         record.position = admission.position
-        self.stream.headers += record.queue_headers()
+        self.stream.headers = [*self._headers, *record.queue_headers()]
         if admission.waited and self.stream.left_unnoticed():
             self._client_lost(CLIENT_GONE)
             return
-        self._send()
+        self._send(self._upstream.pool(admission.endpoint))
 
-    def _send(self) -> None:
-        self._upstream = self._pool.send(self._request_head, self._body, self)
-        self._body = b""  # the call has it now, and lets go of it with the first byte of the answer
+    def _send(self, pool: UpstreamPool) -> None:
+        self._call = pool.send(self._path, self._fields, self._body, self)
 
     # -- the upstream's calls ---------------------------------------------------------------------------------------
 
@@ -273,17 +278,28 @@ class RelayedRequest:
         if head is not None:
             self._held_body.release()
         if ended:
-            self._upstream = None
+            self._call = None
             self._let_go()
             self._loop.call_soon(self._step, head, data, True)
         else:
             self._step(head, data, False)
 
     def response_failed(self, error: UpstreamFault) -> None:
-        self._upstream = None
+        self._call = None
         # Whoever closed the connection, only an engine that was never reached is surely not at work.
         self._left_at_work = not isinstance(error, UpstreamUnavailable)
-        self.fail(error)
+        if self._left_at_work or not self._wait_again():
+            self.fail(error)
+
+    def _wait_again(self) -> bool:
+        """Not one byte has gone out, and the endpoint is none any more: another one may have a slot, now or later."""
+        if self._admission is None:
+            return False
+        granted_at, self._record.granted_at = self._record.granted_at, None
+        waits = self._admission.put_back()  # it may be granted again before this returns
+        if not waits:
+            self._record.granted_at = granted_at
+        return waits
 
     def _step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
         try:
@@ -300,6 +316,7 @@ class RelayedRequest:
         if data and self._record.first_byte_at is None:
             self._record.first_byte_at = time.monotonic()
         if head is not None:
+            self._body = b""  # it will not be sent again, and may be large
             if 200 <= head.status < 300:
                 self._encoder.begin(head)
             else:
@@ -342,7 +359,7 @@ class RelayedRequest:
             return
         if granted_at is None and self._admission is not None:
             if not self.stream.started:
-                self.stream.headers += self._record.queue_headers()
+                self.stream.headers = [*self._headers, *self._record.queue_headers()]
             outlook = self._admission.outlook()
             out = self._encoder.wait(outlook.position, outlook.estimated_seconds)
         else:
@@ -353,12 +370,12 @@ class RelayedRequest:
     # -- the client's calls -----------------------------------------------------------------------------------------
 
     def _client_full(self) -> None:
-        if self._upstream is not None:
-            self._upstream.pause_reading()
+        if self._call is not None:
+            self._call.pause_reading()
 
     def _client_drained(self) -> None:
-        if self._upstream is not None:
-            self._upstream.resume_reading()
+        if self._call is not None:
+            self._call.resume_reading()
 
     def _client_lost(self, code: str) -> None:
         self._let_go()
@@ -369,7 +386,7 @@ class RelayedRequest:
 
     def _let_go(self) -> None:
         """Abort the upstream if it is still at work, then leave the gate: in this order the engine never has more."""
-        upstream, self._upstream = self._upstream, None
-        aborted = upstream.abort() if upstream is not None else self._left_at_work
+        call, self._call = self._call, None
+        aborted = call.abort() if call is not None else self._left_at_work
         if self._admission is not None:
             self._admission.leave(aborted=aborted)

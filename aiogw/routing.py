@@ -28,13 +28,21 @@ class Route:
 
 
 class Routes:
-    """The routes by the model name a client uses."""
+    """The routes by the model name a client uses; ``created`` is the Unix time of models that do not tell theirs."""
 
     def __init__(self, routes: Iterable[Route], *, created: int) -> None:
-        self._configured = {route.model: route for route in routes}
-        self._routes = dict(self._configured)
         self._created = created
         self._cards: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self.replace(routes)
+
+    def replace(self, routes: Iterable[Route]) -> None:
+        """Serve these models from now on; what upstreams have shown of theirs is still known."""
+        self._configured = {route.model: route for route in routes}
+        self._routes = dict(self._configured)
+        upstreams = {route.upstream for route in self._configured.values()}
+        self._cards = {name: cards for name, cards in self._cards.items() if name in upstreams}
+        for name in self._cards:
+            self._fill_lengths(name)
         self.models = self._list_models()
 
     def learn(self, upstream: str, cards: Iterable[Mapping[str, Any]]) -> None:
@@ -43,12 +51,15 @@ class Routes:
         Only adds to what the configuration says; a model it does not name is not served, whoever shows it.
         """
         self._cards[upstream] = {card["id"]: card for card in cards if isinstance(card.get("id"), str)}
+        self._fill_lengths(upstream)
+        self.models = self._list_models()
+
+    def _fill_lengths(self, upstream: str) -> None:
         for model, route in self._configured.items():
             length = self._card(route).get("max_model_len")
             if route.upstream == upstream and route.engine.max_model_len is None:
                 known = length if type(length) is int and length > 0 else None
                 self._routes[model] = evolve(route, engine=evolve(route.engine, max_model_len=known))
-        self.models = self._list_models()
 
     def _card(self, route: Route) -> Mapping[str, Any]:
         return self._cards.get(route.upstream, {}).get(route.engine.model, {})

@@ -385,18 +385,24 @@ class ScriptedUpstream:
         self.address: Address = ""
         self._server: asyncio.Server | None = None
 
-    async def start(self, *, host: str = "127.0.0.1", path: str | None = None) -> ScriptedUpstream:
+    async def start(self, *, host: str = "127.0.0.1", port: int = 0, path: str | None = None) -> ScriptedUpstream:
         loop = asyncio.get_running_loop()
         if path is not None:
             self._server = await loop.create_unix_server(lambda: UpstreamConnection(self), path)
             self.address = path
             self.url = f"unix:{path}"
         else:
-            self._server = await loop.create_server(lambda: UpstreamConnection(self), host, 0, backlog=1024)
+            self._server = await loop.create_server(lambda: UpstreamConnection(self), host, port, backlog=1024)
             port = self._server.sockets[0].getsockname()[1]
             self.address = (host, port)
             self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         return self
+
+    async def start_again(self) -> None:
+        """After a stop, at the same address."""
+        host, port = self.address
+        assert isinstance(port, int)
+        await self.start(host=host, port=port)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -889,6 +895,10 @@ class RunningGateway:
     async def stop(self) -> None:
         raise NotImplementedError
 
+    async def reload(self, text: str) -> bool:
+        """Have it take ``text`` as its configuration; whether it did."""
+        raise NotImplementedError
+
     def check_log(self) -> None:
         """After the stop: the log has no error that was not announced."""
         raise NotImplementedError
@@ -951,7 +961,8 @@ class InProcessGateway(RunningGateway):
 
     def __init__(self, text: str, dialects: tuple[Dialect, ...]) -> None:
         super().__init__()
-        self._gateway = Gateway(aiogw_config.loads(text), dialects=dialects)
+        self._text = text
+        self._gateway = Gateway(self._read_config(), reread=self._read_config, dialects=dialects)
         self._errors: list[str] = []
         self._handler = _Collect(self)
         self._logger = logging.getLogger()
@@ -970,6 +981,13 @@ class InProcessGateway(RunningGateway):
 
     async def stop(self) -> None:
         await self._gateway.stop()
+
+    async def reload(self, text: str) -> bool:
+        self._text = text
+        return await self._gateway.reload()
+
+    def _read_config(self) -> aiogw_config.Config:
+        return aiogw_config.loads(self._text)
 
     def check_log(self) -> None:
         self._logger.removeHandler(self._handler)
@@ -1000,7 +1018,7 @@ class Daemon(RunningGateway):
 
     def __init__(self, config_path: Path, *, program: tuple[str, ...] = ("-m", "aiogw")) -> None:
         super().__init__()
-        self._config_path = config_path
+        self.config_path = config_path
         self._program = program
         self.lines: list[str] = []
         self._process: asyncio.subprocess.Process
@@ -1009,12 +1027,12 @@ class Daemon(RunningGateway):
     async def start(self) -> Daemon:
         # A socket or a file that is left to the garbage collector shows in the log, which must not have it.
         options = ("-W", "always::ResourceWarning")
-        command = (sys.executable, *options, *self._program, "--config", str(self._config_path))
+        command = (sys.executable, *options, *self._program, "--config", str(self.config_path))
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, limit=1 << 22
         )
         self._reading = asyncio.ensure_future(self._read())
-        server = tomllib.loads(self._config_path.read_text())["server"]
+        server = tomllib.loads(self.config_path.read_text())["server"]
         if server["log_level"] in ("debug", "info"):
             self.address = await self._announced("listening on ")
             self.admin_address = await self._announced("metrics and health on ")
@@ -1047,6 +1065,17 @@ class Daemon(RunningGateway):
             raise AssertionError(f"still running after {timeout:g} s:\n" + "\n".join(self.lines[-20:])) from None
         await self._reading
         return code
+
+    async def reload(self, text: str) -> bool:
+        said = len(self.lines)
+        self.config_path.write_text(text)
+        self.signal(signal.SIGHUP)
+
+        def answer() -> re.Match[str] | None:
+            lines = (re.search("the configuration is (not )?taken", line) for line in self.lines[said:])
+            return next((line for line in lines if line), None)
+
+        return (await eventually(answer, what="the configuration is taken, or not"))[1] is None
 
     async def stop(self) -> None:
         if self.running:

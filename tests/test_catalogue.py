@@ -24,7 +24,7 @@ from rig import (
 )
 
 from aiogw import catalogue
-from aiogw.catalogue import MAX_LIST_BYTES, Catalogue, ask
+from aiogw.catalogue import MAX_LIST_BYTES, Catalogue, ask_models
 from aiogw.errors import GatewayError, UpstreamBroken, UpstreamStatus, UpstreamUnavailable
 from aiogw.upstream.pool import Target, UpstreamPool
 
@@ -80,7 +80,7 @@ async def learned(rig: Rig, gateway: RunningGateway) -> None:
 async def test_a_list_is_asked_for(rig: Rig) -> None:
     """O13: with a GET, on a connection that is not kept, and the cards are what comes of it."""
     upstream = await rig.upstream(listing)
-    assert [CARD] == await ask("reasoning", pool_of(upstream))
+    assert [CARD] == await ask_models("reasoning", pool_of(upstream))
     request = upstream.exchanges[0].request
     assert ("GET", "/v1/models", b"", "close") == (
         request.method,
@@ -97,8 +97,8 @@ async def test_a_kept_connection_is_left_alone(rig: Rig) -> None:
     assert isinstance(gateway, InProcessGateway)
     await learned(rig, gateway)
     await rig.ask(gateway, OPENAI)
-    (pool,) = gateway.gateway._pools.values()
-    await ask("reasoning", pool)
+    (pool,) = gateway.gateway._lanes.serving()["reasoning"].pools()
+    await ask_models("reasoning", pool)
     await rig.ask(gateway, OPENAI)
     connections = [exchange.connection for exchange in upstream.exchanges]
     assert [exchange.request.target for exchange in upstream.exchanges] == [
@@ -129,13 +129,13 @@ async def test_what_is_no_list(rig: Rig, said: bytes, reason: str) -> None:
     """A page, another document and half a one are the upstream's fault and nothing worse."""
     upstream = await rig.upstream(lambda exchange: exchange.finish(said))
     with pytest.raises(UpstreamBroken, match=reason):
-        await ask("reasoning", pool_of(upstream))
+        await ask_models("reasoning", pool_of(upstream))
 
 
 async def test_a_list_that_is_too_long(rig: Rig) -> None:
     """What is held of it is bounded, and the connection closed before it has all come."""
     upstream = await rig.upstream()
-    asking = asyncio.ensure_future(ask("reasoning", pool_of(upstream)))
+    asking = asyncio.ensure_future(ask_models("reasoning", pool_of(upstream)))
     exchange = await upstream.exchange(0)
     exchange.write(head(200, "content-type: application/json", "transfer-encoding: chunked"))
     for _ in range(5):
@@ -149,14 +149,14 @@ async def test_an_upstream_that_refuses(rig: Rig) -> None:
     """Its status is told, and so is its silence."""
     upstream = await rig.upstream(lambda exchange: exchange.answer(b'{"detail":"Not Found"}', status=404))
     with pytest.raises(UpstreamStatus, match="Not Found"):
-        await ask("reasoning", pool_of(upstream))
+        await ask_models("reasoning", pool_of(upstream))
     upstream.script = lambda exchange: exchange.reset()
     with pytest.raises(GatewayError):
-        await ask("reasoning", pool_of(upstream))
+        await ask_models("reasoning", pool_of(upstream))
     pool = pool_of(upstream)
     await upstream.stop()
     with pytest.raises(UpstreamUnavailable):
-        await ask("reasoning", pool)
+        await ask_models("reasoning", pool)
 
 
 # -- again and again ------------------------------------------------------------------------------------------------
@@ -244,8 +244,7 @@ async def test_it_ends_with_the_gateway(rig: Rig) -> None:
 async def test_it_can_be_stopped_before_it_was_started(rig: Rig) -> None:
     """As when a listener cannot be opened."""
     upstream = await rig.upstream()
-    asking = Catalogue(pools={"reasoning": pool_of(upstream)}, learn=lambda upstream, cards: None, every_seconds=1)
-    await asking.stop()
+    await Catalogue(learn=lambda upstream, cards: None).stop()
     assert [] == upstream.exchanges
 
 

@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from aiogw import config
 from aiogw.canonical import Engine
-from aiogw.config import Config, ConfigError, DialectConfig, ListenAddress, UpstreamAddress, UpstreamConfig
+from aiogw.config import (
+    AdmissionConfig,
+    Config,
+    ConfigError,
+    DialectConfig,
+    ListenAddress,
+    UpstreamAddress,
+    UpstreamConfig,
+)
 from aiogw.config.faults import value_faults
 from aiogw.config.values import Aliases, Count, Members, Names, Positive, RetrySeconds, Seconds, SecondsOrNever, Text
 
@@ -50,6 +58,7 @@ connect_timeout_seconds = 5
 first_byte_timeout_seconds = 600
 idle_timeout_seconds = 120
 aliases = { claude-reasoning = "reasoning" }
+watch_engine_seconds = 15
 
 [upstreams.reasoning.admission]
 engine_slots = 8
@@ -122,6 +131,9 @@ KEYS = [pytest.param(key, id=".".join(key)) for key in TYPES]
 DIALECT = ("upstreams", "reasoning", "dialect")
 # Names and capabilities; all else is a limit or an address, and nobody but the operator can know those.
 OPTIONAL = [key for key in TYPES if key[:3] in (DIALECT, (*DIALECT[:2], "aliases"))]
+# Instead of url, and what goes with it.
+ALTERNATIVES = [("upstreams", "reasoning", key) for key in ("endpoints", "resolve")]
+OPTIONAL += [*ALTERNATIVES, ("upstreams", "reasoning", "watch_engine_seconds")]
 
 
 def of_type(*types: Any) -> list[Any]:
@@ -205,7 +217,14 @@ def test_the_walk_finds_every_table() -> None:
                 yield from keys(value, (*path, name))
 
     written = {key for key in keys(BASE) if "embeddings" not in key} - {("upstreams", "reasoning")}
-    assert written == set(TYPES)
+    assert written == set(TYPES) - set(ALTERNATIVES)
+
+
+# An upstream has either a url or endpoints, and engine_slots stand with whichever it is: one of them is asked for.
+ALLOWED = {
+    UpstreamConfig: ["url", "endpoints", "resolve", "watch_engine_seconds", "aliases", "dialect"],
+    AdmissionConfig: ["engine_slots"],
+}
 
 
 def test_no_limit_has_a_default() -> None:
@@ -213,8 +232,7 @@ def test_no_limit_has_a_default() -> None:
     classes = {Config, *(cls for type_ in TYPES.values() for cls in tables_of(type_))} - {DialectConfig}
     assert 4 <= len(classes)
     for cls in classes:
-        allowed = ["aliases", "dialect"] if cls is UpstreamConfig else []
-        assert allowed == [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
+        assert ALLOWED.get(cls, []) == [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
 
 
 def test_every_capability_has_the_default_that_is_documented() -> None:
@@ -639,6 +657,13 @@ def test_what_is_no_place_to_listen(value: Any) -> None:
 # -- several values together ----------------------------------------------------------------------------------------
 
 ADMISSION = ("upstreams", "reasoning", "admission")
+UPSTREAM_ENDPOINTS = ("upstreams", "reasoning", "endpoints")
+# The base configuration with two endpoints in the place of its one address.
+SEVERAL: list[tuple[Key, Any]] = [
+    (("upstreams", "reasoning", "url"), ...),
+    ((*ADMISSION, "engine_slots"), ...),
+    (UPSTREAM_ENDPOINTS, [{"url": "http://a", "engine_slots": 4}, {"url": "http://b/engine", "engine_slots": 4}]),
+]
 CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
     (
         "cap-is-all-slots",
@@ -698,6 +723,66 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
         "one address has one gate, so list all its models under one upstream",
     ),
     (
+        "one-address-twice-among-endpoints",
+        [
+            *SEVERAL,
+            (UPSTREAM_ENDPOINTS, [{"url": "http://a", "engine_slots": 4}, {"url": "http://A:80/", "engine_slots": 4}]),
+        ],
+        "upstreams.reasoning.endpoints.1.url: the same address as upstreams.reasoning.endpoints.0.url (a:80); one "
+        "address has one gate, so list all its models under one upstream",
+    ),
+    (
+        "an-endpoint-that-is-an-upstream",
+        [*SEVERAL, (UPSTREAM_ENDPOINTS, [{"url": "https://embeddings", "engine_slots": 8}])],
+        "upstreams.embeddings.url: the same address as upstreams.reasoning.endpoints.0.url (embeddings:443); "
+        "one address has one gate, so list all its models under one upstream",
+    ),
+    (
+        "url-and-endpoints",
+        [*SEVERAL, (("upstreams", "reasoning", "url"), "http://c")],
+        "upstreams.reasoning.endpoints: expected either url or endpoints, found both",
+    ),
+    (
+        "resolve-without-endpoints",
+        [(("upstreams", "reasoning", "resolve"), "every-address")],
+        "upstreams.reasoning.resolve: needs endpoints, since each address has slots of its own",
+    ),
+    (
+        "resolve-a-socket",
+        [
+            *SEVERAL,
+            (("upstreams", "reasoning", "resolve"), "every-address"),
+            (UPSTREAM_ENDPOINTS, [{"url": "unix:/run/a", "engine_slots": 8}]),
+        ],
+        "upstreams.reasoning.endpoints.0.url: expected a host name, since resolve is set, found a string "
+        '("unix:/run/a")',
+    ),
+    (
+        "endpoints-without-a-cap",
+        [*SEVERAL, (("upstreams", "reasoning", "admission"), "unlimited")],
+        "upstreams.reasoning.admission: expected a table with a cap, since endpoints are chosen by their free slots",
+    ),
+    (
+        "slots-in-two-places",
+        [*SEVERAL, (("upstreams", "reasoning", "admission", "engine_slots"), 8)],
+        "upstreams.reasoning.admission.engine_slots: expected with each of endpoints, and not here",
+    ),
+    (
+        "cap-of-all-endpoints",
+        [*SEVERAL, (("upstreams", "reasoning", "admission", "cap"), 8)],
+        "upstreams.reasoning.admission.cap: expected less than engine_slots (8), found an integer (8)",
+    ),
+    (
+        "no-endpoint",
+        [*SEVERAL, (UPSTREAM_ENDPOINTS, [])],
+        "upstreams.reasoning.endpoints: expected an array of at least one table, found none",
+    ),
+    (
+        "an-endpoint-without-slots",
+        [*SEVERAL, (UPSTREAM_ENDPOINTS, [{"url": "http://a"}])],
+        "upstreams.reasoning.endpoints.0.engine_slots: missing; it has no default",
+    ),
+    (
         "admin-where-clients-are",
         [(("server", "admin_listen"), "127.0.0.1:8080")],
         "server.admin_listen: the same address as server.listen",
@@ -713,9 +798,30 @@ def test_values_that_do_not_go_together(changes: list[tuple[Key, Any]], expected
     assert [expected] == faults_of(changed(*changes[0], *changes[1:]))
 
 
+AT_ONCE = ("cap-is-all-slots", "retry-after-the-wrong-way-round", "one-address-twice", "admin-where-clients-are")
+
+
+def test_several_endpoints() -> None:
+    """Each has its address and its slots; all is read back as it was written."""
+    loaded = load(changed(*SEVERAL[0], *SEVERAL[1:], (("upstreams", "reasoning", "resolve"), "every-address")))
+    reasoning = loaded.upstreams["reasoning"]
+    assert reasoning.endpoints is not None
+    assert [("http://a:80", 4), ("http://b:80/engine", 4)] == [
+        (str(one.url), one.engine_slots) for one in reasoning.endpoints
+    ]
+    assert ("a:80", "b:80/engine") == reasoning.addresses
+    assert loaded == config.loads(config.dumps(loaded))
+
+
+def test_a_cap_over_names_with_any_number_of_addresses() -> None:
+    """How many slots they have is known when their addresses are."""
+    resolved = (("upstreams", "reasoning", "resolve"), "every-address")
+    assert [] == attempt(changed(*SEVERAL[0], *SEVERAL[1:], resolved, ((*ADMISSION, "cap"), 12)))
+
+
 def test_faults_of_all_kinds_come_at_once() -> None:
     """One run tells everything: missing, wrong, unknown, and what does not go together."""
-    changes = [change for _name, changes, _text in CROSS_FAULTS for change in changes if "model" not in _name]
+    changes = [change for _name, changes, _text in CROSS_FAULTS for change in changes if _name in AT_ONCE]
     document = changed(
         ("server", "log_level"),
         ...,

@@ -13,9 +13,9 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aiogw import __version__
-from aiogw.admission.gate import GateStatistics
-from aiogw.bodies import BodyBudget
-from aiogw.metrics import GateCollector, Observer
+from aiogw.admission.readings import EndpointStatistics, GateStatistics
+from aiogw.enginewatch import EngineReading
+from aiogw.metrics import Observer, Readings, StateCollector
 from aiogw.record import RequestRecord
 
 GATED = GateStatistics(
@@ -27,6 +27,10 @@ GATED = GateStatistics(
     oldest_wait_seconds=3.5,
     grants_total=1234,
     refusals_total={"queue_full": 7, "queue_timeout": 2},
+    endpoints={
+        "a:8000": EndpointStatistics(up=True, slots=4, slots_in_use=4),
+        "b:8000": EndpointStatistics(up=False, slots=None, slots_in_use=2),
+    },
 )
 UNLIMITED = GateStatistics(
     cap=None,
@@ -37,6 +41,7 @@ UNLIMITED = GateStatistics(
     oldest_wait_seconds=0.0,
     grants_total=10,
     refusals_total={},
+    endpoints={"c:8000": EndpointStatistics(up=True, slots=None, slots_in_use=9)},
 )
 
 
@@ -45,19 +50,27 @@ class State:
 
     def __init__(self) -> None:
         self.readings = {"gated": GATED, "free": UNLIMITED}
-        self.bodies = BodyBudget(limit_bytes=1000)
+        self.body_bytes = 0
         self.draining = False
+        self.reload_successful = True
+        self.engines = {"gated": EngineReading(running_requests=6, waiting_requests=2, drift_requests=2)}
+
+    def read(self) -> Readings:
+        return Readings(
+            gates=self.readings,
+            engines=self.engines,
+            body_bytes=self.body_bytes,
+            body_limit_bytes=1000,
+            draining=self.draining,
+            reload_successful=self.reload_successful,
+        )
 
 
 @pytest.fixture
 def state() -> Iterator[State]:
     """A collector registered as the gateway does it, and one request of each kind counted."""
     state = State()
-    collector = GateCollector(
-        upstreams={"gated": lambda: state.readings["gated"], "free": lambda: state.readings["free"]},
-        bodies=state.bodies,
-        draining=lambda: state.draining,
-    )
+    collector = StateCollector(state.read)
     collector.register()
     observer = Observer(("gated", "free"))
     observer.observe(request(upstream="gated"))
@@ -103,6 +116,12 @@ GOLDEN = {
     "aiogw_body_memory_bytes": ("gauge", set()),
     "aiogw_body_memory_limit_bytes": ("gauge", set()),
     "aiogw_header_timeouts_total": ("counter", set()),
+    "aiogw_endpoint_up": ("gauge", {"upstream", "endpoint"}),
+    "aiogw_endpoint_slots_in_use": ("gauge", {"upstream", "endpoint"}),
+    "aiogw_engine_running_requests": ("gauge", {"upstream"}),
+    "aiogw_engine_waiting_requests": ("gauge", {"upstream"}),
+    "aiogw_engine_drift_requests": ("gauge", {"upstream"}),
+    "aiogw_config_last_reload_successful": ("gauge", set()),
     "aiogw_draining": ("gauge", set()),
     "aiogw_build_info": ("gauge", {"version", "python"}),
 }
@@ -153,7 +172,7 @@ def test_gauges_are_the_state(state: State) -> None:
     assert 1 == found[of("aiogw_build_info", __version__, platform.python_version())]
     state.readings["gated"] = UNLIMITED
     state.draining = True
-    state.bodies.hold().resize(7)
+    state.body_bytes = 7
     found = samples()
     assert 7 == found[of("aiogw_body_memory_bytes")]
     assert (9, 1) == (found[of("aiogw_slots_in_use", "gated")], found[of("aiogw_draining")])
@@ -169,7 +188,7 @@ def test_an_unlimited_upstream_has_no_limits_to_show(state: State) -> None:
 
 def test_a_gateway_that_is_gone_is_not_scraped(state: State) -> None:
     """A collector can be taken away, and another put in its place."""
-    collector = GateCollector(upstreams={}, bodies=BodyBudget(limit_bytes=1), draining=lambda: False)
+    collector = StateCollector(State().read)
     with pytest.raises(KeyError):
         collector.unregister()
     # The names are not reserved, so a second gateway in the process does not fail to start.

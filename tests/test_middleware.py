@@ -49,7 +49,7 @@ class Pipeline:
                 keep_record(self.records.put_nowait),
                 detect_dialect(DIALECTS),
                 render_errors,
-                canonicalise(routes=ROUTES, limits=LIMITS, budget=self.budget),
+                canonicalise(routes=ROUTES, limits=lambda: LIMITS, budget=self.budget),
             ]
         )
         application.router.add_route("*", "/{path:.*}", self._behind)

@@ -7,17 +7,25 @@ else of either.  It never awaits: every change happens inside one call, in one s
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from attrs import frozen
-
+from aiogw.admission.capacity import ONE_ENDPOINT
 from aiogw.admission.estimate import ENOUGH, HoldTimes, retry_after_seconds, wait_seconds
 from aiogw.admission.queue import FairQueue, Ticket, TicketState
-from aiogw.errors import Draining, GatewayError, InternalFault, QueueFull, QueueTimeout, QueueTooSlow, TooManySequences
+from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
+from aiogw.errors import (
+    Draining,
+    GatewayError,
+    InternalFault,
+    QueueFull,
+    QueueTimeout,
+    QueueTooSlow,
+    TooManySequences,
+    UpstreamUnavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,48 +38,6 @@ DRAINING_RETRY_AFTER_SECONDS = 1
 POSITIONS_SECONDS = 1.0  # mutant: a choice, which the tests read from here
 
 
-@frozen(kw_only=True)
-class Limits:
-    """The numbers an operator chose for one upstream.
-
-    ``abort_settle_seconds`` is how long an engine may go on with a request after its connection has been closed.
-    """
-
-    cap: int
-    queue_limit: int
-    queue_timeout_seconds: float
-    retry_after_min_seconds: int
-    retry_after_max_seconds: int
-    abort_settle_seconds: float
-
-
-@frozen(kw_only=True)
-class GateStatistics:
-    """A reading of one upstream's queue; ``cap`` None: unlimited, and then nobody waits.
-
-    ``slots_in_use`` and ``slots_settling`` together are what counts against the cap: requests at work, and aborted ones
-    that the engine may not have let go of yet.
-    ``refusals_total`` counts by the code of the error; the two totals only ever grow.
-    """
-
-    cap: int | None
-    slots_in_use: int
-    slots_settling: int
-    queue_limit: int
-    waiting: int
-    oldest_wait_seconds: float
-    grants_total: int
-    refusals_total: Mapping[str, int]
-
-
-@frozen(kw_only=True)
-class Outlook:
-    """What a waiting request may be told: how many are ahead of it, and the estimated seconds until its grant."""
-
-    position: int
-    estimated_seconds: float
-
-
 class Admission(Ticket):
     """One request at the gate: waiting, then holding its slots until ``leave``."""
 
@@ -82,7 +48,6 @@ class Admission(Ticket):
         "deadline",
         "entered_at",
         "granted_at",
-        "number",
         "position",
         "timer",
         "waited",
@@ -92,7 +57,6 @@ class Admission(Ticket):
         self,
         gate: UpstreamGate,
         *,
-        number: int,
         weight: int,
         granted: Callable[[Admission], None],
         refused: Callable[[GatewayError], None],
@@ -102,7 +66,6 @@ class Admission(Ticket):
     ) -> None:
         super().__init__(weight=weight)
         self._gate = gate
-        self.number = number
         self._granted = granted
         self._refused = refused
         self.entered_at = entered_at
@@ -121,6 +84,14 @@ class Admission(Ticket):
         """
         self._gate._leave(self, aborted=aborted)
 
+    def put_back(self) -> bool:
+        """Wait again, at the old place and until the old deadline, if the endpoint it was granted has gone meanwhile.
+
+        For a request that could not be sent.  False: nothing has changed, since the endpoint is still one, or nothing
+        could come of waiting.
+        """
+        return self._gate._put_back(self)
+
     def outlook(self) -> Outlook:
         """Its place in the queue as of at most a second ago; 0 and 0.0 once it holds its slots."""
         return self._gate._outlook(self)
@@ -133,14 +104,25 @@ class Admission(Ticket):
 
 
 class UpstreamGate:
-    """The gate of one upstream; ``limits`` None: everybody is granted at once, and merely counted."""
+    """The gate of one upstream; ``limits`` None: everybody is granted at once, and merely counted.
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop, upstream: str, limits: Limits | None) -> None:
+    ``endpoints``: those that answer, each with its engine's slots; see ``Capacity``.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        upstream: str,
+        limits: Limits | None,
+        endpoints: Mapping[str, int | None] = ONE_ENDPOINT,
+    ) -> None:
         self._loop = loop
         self._upstream = upstream
         self._limits = limits
+        self._endpoints = dict(endpoints)
         self._queue: FairQueue[Admission] = FairQueue(
-            cap=limits.cap if limits else None, queue_limit=limits.queue_limit if limits else 0
+            cap=limits.cap if limits else None, queue_limit=limits.queue_limit if limits else 0, endpoints=endpoints
         )
         self._holding: set[Admission] = set()
         self._settling: set[Admission] = set()
@@ -150,7 +132,6 @@ class UpstreamGate:
         self._draining = False
         self._grants_total = 0
         self._refusals_total: Counter[str] = Counter()
-        self._entries = itertools.count()
         self._positions: dict[int, int] = {}  # mutant: made anew at the first question, for the type only
         self._positions_at = float("-inf")
 
@@ -161,12 +142,9 @@ class UpstreamGate:
         if self._draining:
             raise self._counted(self._draining_error())
         limits = self._limits
-        if limits is not None and weight > limits.cap:
-            raise self._counted(TooManySequences(upstream=self._upstream, sequences=weight, cap=limits.cap))
         now = self._loop.time()
         admission = Admission(
             self,
-            number=next(self._entries),
             weight=weight,
             granted=granted,
             refused=refused,
@@ -175,6 +153,8 @@ class UpstreamGate:
             position=self._queue.statistics().waiting,
         )
         if limits is not None:
+            if not self._queue.could_hold(admission):
+                raise self._counted(self._unservable_error(admission))
             self._refuse_hopeless(admission, limits)
         if not self._queue.enter(admission):
             assert limits is not None
@@ -215,6 +195,35 @@ class UpstreamGate:
                 )
             )
 
+    def resize(self, *, upstream: str, limits: Limits | None, endpoints: Mapping[str, int | None]) -> None:
+        """Take other limits, another name or other endpoints; who thereby fits is granted before this returns.
+
+        Nobody is turned away for a place that is no longer one, and no deadline moves; only who could never be served
+        any more is refused, because it would block all behind it.
+        """
+        self._upstream = upstream
+        self._limits = limits
+        self._endpoints = dict(endpoints)
+        self._grant(
+            self._queue.resize(
+                cap=limits.cap if limits else None, queue_limit=limits.queue_limit if limits else 0, endpoints=endpoints
+            )
+        )
+        for admission in [one for one in self._queue.in_line() if not self._queue.could_hold(one)]:
+            if admission.state is TicketState.WAITING:
+                self._leave(admission)
+                self._refuse(admission, self._counted(self._unservable_error(admission)))
+
+    def set_endpoints(self, endpoints: Mapping[str, int | None]) -> None:
+        """Take note of which endpoints answer."""
+        self.resize(upstream=self._upstream, limits=self._limits, endpoints=endpoints)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds slots, settles or waits."""
+        statistics = self._queue.statistics()
+        return not statistics.slots_in_use and not statistics.waiting
+
     def drain(self) -> None:
         """Refuse all who wait and all who come; those who hold slots keep them."""
         self._draining = True
@@ -252,6 +261,12 @@ class UpstreamGate:
             oldest_wait_seconds=0.0 if head is None else max(0.0, self._loop.time() - head.entered_at),
             grants_total=self._grants_total,
             refusals_total=dict(self._refusals_total),
+            endpoints={
+                name: EndpointStatistics(
+                    up=name in self._endpoints, slots=self._endpoints.get(name), slots_in_use=slots_in_use
+                )
+                for name, slots_in_use in self._queue.used().items()
+            },
         )
 
     def _leave(self, admission: Admission, *, aborted: bool = False) -> None:
@@ -278,6 +293,17 @@ class UpstreamGate:
             assert admission.granted_at is not None
             self._hold_times.observe(self._loop.time() - admission.granted_at)
         self._grant(self._queue.leave(admission))
+
+    def _put_back(self, admission: Admission) -> bool:
+        gone = admission in self._holding and admission.endpoint not in self._endpoints
+        if not gone or self._draining or not self._queue.could_hold(admission):
+            return False
+        self._holding.discard(admission)
+        admission.granted_at = None
+        admission.waited = True
+        admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
+        self._grant(self._queue.put_back(admission))
+        return True
 
     def _grant(self, admissions: list[Admission]) -> None:
         """Call each one's ``granted``, now, in order.
@@ -338,6 +364,14 @@ class UpstreamGate:
         self._refusals_total[error.code] += 1
         return error
 
+    def _unservable_error(self, admission: Admission) -> GatewayError:
+        limits = self._limits
+        assert limits is not None
+        largest = min(limits.cap, limits.largest)
+        if admission.weight > largest:
+            return TooManySequences(upstream=self._upstream, sequences=admission.weight, cap=largest)
+        return UpstreamUnavailable(upstream=self._upstream, reason="no endpoint with room for it answers")
+
     def _newcomer_waits_seconds(self) -> float:
         return self.estimated_wait_seconds(self._queue.statistics().waiting)
 
@@ -361,6 +395,13 @@ class Gate:
 
     def __init__(self, gates: Mapping[str, UpstreamGate]) -> None:
         self._gates = dict(gates)
+        self._left: set[UpstreamGate] = set()
+
+    def replace(self, gates: Mapping[str, UpstreamGate]) -> None:
+        """From now on enter through ``gates``; who is in one that is not among them goes on undisturbed."""
+        gone = {*self._gates.values(), *self._left} - set(gates.values())
+        self._gates = dict(gates)
+        self._left = {gate for gate in gone if not gate.idle}
 
     def enter(
         self,
@@ -379,7 +420,7 @@ class Gate:
         return self._gates[address].enter(weight, granted, refused)
 
     def drain(self) -> None:
-        for gate in self._gates.values():
+        for gate in {*self._gates.values(), *self._left}:
             gate.drain()
 
     def statistics(self, address: str) -> GateStatistics:

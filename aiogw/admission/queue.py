@@ -8,7 +8,7 @@ A ticket is in one of three states and only ever moves down this list:
     HOLDING   counted against the cap, whether or not its owner has noticed yet
     LEFT      counted nowhere; leaving again is nothing
 
-Two verbs change anything.  ``enter`` and ``leave`` are O(1) apart from the tickets they move.  After each of them:
+Two verbs move tickets.  ``enter`` and ``leave`` are O(1) apart from the tickets they move.  After each of them:
 
 1. slots held never exceed the cap, waiting tickets never exceed the limit;
 2. nobody waits while the head of the queue would fit;
@@ -17,16 +17,23 @@ Two verbs change anything.  ``enter`` and ``leave`` are O(1) apart from the tick
 5. when all have left, all counts are zero.
 
 Cancelled, expired, completed and abandoned are reasons; the verb is ``leave``.
+
+Around them the limits may change (``resize``), and a ticket whose endpoint turns out not to be there may go back to its
+place (``put_back``): the only step up the list, and into the order of entry, so that law 3 holds for it as well.  After
+a limit has shrunk, what exceeds it is not taken away from anybody: nothing is granted and nobody let in until it fits.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Generic, TypeVar
 
 from attrs import frozen
+
+from aiogw.admission.capacity import ONE_ENDPOINT, Capacity
 
 
 class TicketState(Enum):
@@ -36,15 +43,20 @@ class TicketState(Enum):
 
 
 class Ticket:
-    """A claim to ``weight`` slots; made by its owner, moved only by the queue it entered."""
+    """A claim to ``weight`` slots; made by its owner, moved only by the queue it entered.
 
-    __slots__ = ("state", "weight")
+    ``endpoint`` is where it has held its slots last, ``number`` its place in the order of entry.
+    """
+
+    __slots__ = ("endpoint", "number", "state", "weight")
 
     def __init__(self, *, weight: int) -> None:
         if weight < 1:
             raise ValueError(f"a ticket claims at least one slot, not {weight}")
         self.weight = weight
         self.state = TicketState.WAITING
+        self.endpoint = ""
+        self.number = -1
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.state.value} weight={self.weight}>"
@@ -55,7 +67,7 @@ T = TypeVar("T", bound=Ticket)
 
 @frozen(kw_only=True)
 class QueueStatistics:
-    """Slots in use and requests waiting, with their limits; ``cap`` None: unlimited."""
+    """Slots in use and requests waiting, with their limits; ``cap``, that of this moment, None: unlimited."""
 
     cap: int | None
     slots_in_use: int
@@ -64,32 +76,32 @@ class QueueStatistics:
 
 
 class FairQueue(Generic[T]):
-    """Grants ``cap`` slots in order of entry; at most ``queue_limit`` tickets wait.  ``cap`` None: everybody fits."""
+    """Grants slots in order of entry; at most ``queue_limit`` tickets wait.  For the others see ``Capacity``."""
 
-    def __init__(self, *, cap: int | None, queue_limit: int) -> None:
-        if cap is not None and cap < 1:
-            raise ValueError(f"cap is at least 1, not {cap}")
-        if queue_limit < 0:
-            raise ValueError(f"queue_limit is at least 0, not {queue_limit}")
-        self._cap = cap
-        self._queue_limit = queue_limit
-        self._slots_in_use = 0
+    def __init__(
+        self, *, cap: int | None, queue_limit: int, endpoints: Mapping[str, int | None] = ONE_ENDPOINT
+    ) -> None:
+        self._capacity = Capacity(cap=cap, endpoints=endpoints)
+        self._queue_limit = _checked(queue_limit)
+        self._numbers = itertools.count()
         # An ordered dict, not a deque: whoever leaves from the middle of a long queue is found at once.
         self._waiting: OrderedDict[T, None] = OrderedDict()
 
     def __repr__(self) -> str:
-        cap = "unlimited" if self._cap is None else self._cap
-        return f"<FairQueue {self._slots_in_use}/{cap} held, {len(self._waiting)}/{self._queue_limit} waiting>"
+        cap = "unlimited" if self._capacity.cap is None else self._capacity.cap
+        held = f"{self._capacity.in_use}/{cap} held"
+        return f"<FairQueue {held}, {len(self._waiting)}/{self._queue_limit} waiting>"
 
     def enter(self, ticket: T) -> bool:
         """Take ``ticket`` in: it holds its slots at once if they are free and nobody waits, else it waits.
 
-        False when the queue is full; the ticket has then left.  Raises ValueError for a ticket that could never hold
-        its slots, since it would block all behind it for ever.
+        False when the queue is full; the ticket has then left.  Raises ValueError for a ticket that could not hold its
+        slots as things are, since it would block all behind it.
         """
-        if self._cap is not None and ticket.weight > self._cap:
-            raise ValueError(f"a ticket of weight {ticket.weight} can never be served under a cap of {self._cap}")
-        if not self._waiting and self._fits(ticket):
+        if not self.could_hold(ticket):
+            raise ValueError(f"a ticket of weight {ticket.weight} can never be served under a cap of {self.largest}")
+        ticket.number = next(self._numbers)
+        if not self._waiting and self._capacity.fits(ticket.weight):
             self._hold(ticket)
         elif len(self._waiting) < self._queue_limit:
             self._waiting[ticket] = None
@@ -103,11 +115,51 @@ class FairQueue(Generic[T]):
         if ticket.state is TicketState.LEFT:
             return []
         if ticket.state is TicketState.HOLDING:
-            self._slots_in_use -= ticket.weight
+            self._capacity.give_back(ticket.weight, ticket.endpoint)
         else:
             del self._waiting[ticket]
         ticket.state = TicketState.LEFT
         return self._advance()
+
+    def resize(self, *, cap: int | None, queue_limit: int, endpoints: Mapping[str, int | None]) -> list[T]:
+        """Change the limits; returns those that thereby came to hold slots.  Raises ValueError, and changes nothing.
+
+        Tickets that wait and could not hold their slots as things are now block all behind them: their owner has to
+        make them leave (``could_hold``).
+        """
+        _checked(queue_limit)
+        self._capacity.resize(cap=cap, endpoints=endpoints)
+        self._queue_limit = queue_limit
+        return self._advance()
+
+    def put_back(self, ticket: T) -> list[T]:
+        """Return a ticket that holds slots, and could not use them, to its place in the order of entry.
+
+        It takes no part in the queue's limit, since it is in nobody's way.  Returns those that thereby came to hold
+        slots, itself perhaps first of all.  Raises ValueError for one that holds none.
+        """
+        if ticket.state is not TicketState.HOLDING:
+            raise ValueError(f"only who holds slots can be put back, not {ticket}")
+        self._capacity.give_back(ticket.weight, ticket.endpoint)
+        ticket.state = TicketState.WAITING
+        before = list(itertools.takewhile(lambda other: other.number < ticket.number, self._waiting))
+        for other in (ticket, *reversed(before)):
+            self._waiting[other] = None
+            self._waiting.move_to_end(other, last=False)
+        return self._advance()
+
+    @property
+    def largest(self) -> int | None:
+        """The heaviest weight that can be served as things are; None: any."""
+        return self._capacity.largest
+
+    def could_hold(self, ticket: Ticket) -> bool:
+        """Whether the ticket would be served if all slots of the endpoints that answer were free."""
+        return self._capacity.largest is None or ticket.weight <= self._capacity.largest
+
+    def used(self) -> dict[str, int]:
+        """Slots in use by endpoint."""
+        return self._capacity.used()
 
     @property
     def head(self) -> T | None:
@@ -124,23 +176,26 @@ class FairQueue(Generic[T]):
 
     def statistics(self) -> QueueStatistics:
         return QueueStatistics(
-            cap=self._cap,
-            slots_in_use=self._slots_in_use,
+            cap=self._capacity.cap,
+            slots_in_use=self._capacity.in_use,
             queue_limit=self._queue_limit,
             waiting=len(self._waiting),
         )
 
-    def _fits(self, ticket: T) -> bool:
-        return self._cap is None or self._slots_in_use + ticket.weight <= self._cap
-
     def _hold(self, ticket: T) -> None:
-        self._slots_in_use += ticket.weight
+        ticket.endpoint = self._capacity.take(ticket.weight)
         ticket.state = TicketState.HOLDING
 
     def _advance(self) -> list[T]:
         granted: list[T] = []
-        while (ticket := self.head) is not None and self._fits(ticket):
+        while (ticket := self.head) is not None and self._capacity.fits(ticket.weight):
             del self._waiting[ticket]
             self._hold(ticket)
             granted.append(ticket)
         return granted
+
+
+def _checked(queue_limit: int) -> int:
+    if queue_limit < 0:
+        raise ValueError(f"queue_limit is at least 0, not {queue_limit}")
+    return queue_limit

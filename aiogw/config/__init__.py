@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NewType
 
 import tomli_w
 from attrs import asdict, field, frozen
@@ -40,6 +40,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DialectConfig",
+    "EndpointConfig",
     "ListenAddress",
     "ServerConfig",
     "UpstreamAddress",
@@ -84,7 +85,9 @@ class ServerConfig:
 
 @frozen(kw_only=True)
 class AdmissionConfig:
-    engine_slots: Positive
+    """``engine_slots`` stands here for a ``url``, and with each of ``endpoints``."""
+
+    engine_slots: Positive | None = None
     cap: Positive
     queue_limit: Count
     queue_timeout_seconds: Seconds
@@ -116,15 +119,35 @@ class DialectConfig:
 
 
 @frozen(kw_only=True)
-class UpstreamConfig:
+class EndpointConfig:
     url: UpstreamAddress
+    engine_slots: Positive
+
+
+Endpoints = NewType("Endpoints", tuple[EndpointConfig, ...])
+"""At least one."""
+
+
+@frozen(kw_only=True)
+class UpstreamConfig:
+    """Either ``url`` or ``endpoints`` is given."""
+
+    url: UpstreamAddress | None = None
+    endpoints: Endpoints | None = None
+    resolve: Literal["every-address"] | None = None
     models: Names
     connect_timeout_seconds: Seconds
     first_byte_timeout_seconds: Seconds
     idle_timeout_seconds: Seconds
     admission: AdmissionConfig | Unlimited
+    watch_engine_seconds: SecondsOrNever = field(factory=lambda: SecondsOrNever(0))
     aliases: Aliases = field(factory=lambda: Aliases({}))
     dialect: DialectConfig = field(factory=DialectConfig)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Its addresses in normal form, which no other upstream has."""
+        return tuple(one.url.key for one in self.endpoints) if self.endpoints else (self.url.key,) if self.url else ()
 
 
 @frozen(kw_only=True)
@@ -197,6 +220,12 @@ def _upstreams(value: Any, _type: Any) -> dict[str, UpstreamConfig]:
     return _converter.structure(value, dict[str, UpstreamConfig])
 
 
+def _endpoints(value: Any, _type: Any) -> Any:
+    if not isinstance(value, list) or not value:
+        raise Fault(f"expected an array of at least one table, found {shown(value) if value != [] else 'none'}")
+    return tuple(_converter.structure(value, list[EndpointConfig]))
+
+
 def _admission(value: Any, _type: Any) -> AdmissionConfig | Unlimited:
     if value == "unlimited":
         return "unlimited"
@@ -208,5 +237,6 @@ def _admission(value: Any, _type: Any) -> AdmissionConfig | Unlimited:
 _converter = value_converter()
 _converter.register_structure_hook_func(lambda type_: type_ == AdmissionConfig | Unlimited, _admission)
 _converter.register_structure_hook_func(lambda type_: type_ == Mapping[str, UpstreamConfig], _upstreams)
-for _class in (AdmissionConfig, DialectConfig, UpstreamConfig, ServerConfig, Config):
+_converter.register_structure_hook(Endpoints, _endpoints)
+for _class in (AdmissionConfig, DialectConfig, EndpointConfig, UpstreamConfig, ServerConfig, Config):
     _converter.register_structure_hook(_class, _table(_class))

@@ -78,18 +78,19 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
             model_owner.setdefault(alias, name)
             if _are_names(models) and isinstance(model, str) and model and model not in (models or ()):
                 yield f"{path}.aliases.{_key(alias)}: expected one of {path}.models, found {shown(model)}"
-        try:
-            key = upstream_address(table.get("url"), None).key
-        except Fault:
-            pass
-        else:
+        for where, url in _urls(table):
+            try:
+                key = upstream_address(url, None).key
+            except Fault:
+                continue
             if key in address_owner:
                 yield (
-                    f"{path}.url: the same address as upstreams.{address_owner[key]}.url ({key}); one address has one "
-                    "gate, so list all its models under one upstream"
+                    f"{path}.{where}: the same address as {address_owner[key]} ({key}); one address has one gate, so "
+                    "list all its models under one upstream"
                 )
-            address_owner.setdefault(key, name)
-        yield from _admission_faults(f"{path}.admission", table.get("admission"))
+            address_owner.setdefault(key, f"{path}.{where}")
+        yield from _endpoint_faults(path, table)
+        yield from _admission_faults(f"{path}.admission", table)
     server = raw.get("server")
     if isinstance(server, dict):
         yield from _listen_faults(server)
@@ -117,13 +118,55 @@ def _memory_faults(server: Mapping[str, Any]) -> Iterator[str]:
         yield f"server.body_memory_bytes: expected at least max_body_bytes ({largest}), found {shown(all_together)}"
 
 
-def _admission_faults(path: str, admission: Any) -> Iterator[str]:
+def _urls(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    if "url" in table:
+        yield "url", table["url"]
+    endpoints = table.get("endpoints")
+    for position, endpoint in enumerate(endpoints if isinstance(endpoints, list) else ()):
+        if isinstance(endpoint, dict) and "url" in endpoint:
+            yield f"endpoints.{position}.url", endpoint["url"]
+
+
+def _endpoint_faults(path: str, table: Mapping[str, Any]) -> Iterator[str]:
+    if "endpoints" not in table:
+        if "url" not in table:
+            yield f"{path}.url: missing; it has no default"
+        if "resolve" in table:
+            yield f"{path}.resolve: needs endpoints, since each address has slots of its own"
+        return
+    if "url" in table:
+        yield f"{path}.endpoints: expected either url or endpoints, found both"
+    if table.get("admission") == "unlimited":
+        yield f"{path}.admission: expected a table with a cap, since endpoints are chosen by their free slots"
+    if table.get("resolve") == "every-address":
+        for where, url in _urls(table):
+            if isinstance(url, str) and url.startswith("unix:"):
+                yield f"{path}.{where}: expected a host name, since resolve is set, found {shown(url)}"
+
+
+def _admission_faults(path: str, table: Mapping[str, Any]) -> Iterator[str]:
+    admission = table.get("admission")
     if not isinstance(admission, dict):
         return
     cap, engine_slots = admission.get("cap"), admission.get("engine_slots")
+    if "endpoints" in table:
+        if "engine_slots" in admission:
+            yield f"{path}.engine_slots: expected with each of endpoints, and not here"
+        engine_slots = _sum_of_slots(table)
+    elif "engine_slots" not in admission:
+        yield f"{path}.engine_slots: missing; it has no default"
     if type(cap) is int and type(engine_slots) is int and cap >= engine_slots:
         yield f"{path}.cap: expected less than engine_slots ({engine_slots}), found {shown(cap)}"
     shortest, longest = admission.get("retry_after_min_seconds"), admission.get("retry_after_max_seconds")
     if type(shortest) is int and type(longest) is int and shortest > longest:
         expected = f"expected at most retry_after_max_seconds ({longest})"
         yield f"{path}.retry_after_min_seconds: {expected}, found {shown(shortest)}"
+
+
+def _sum_of_slots(table: Mapping[str, Any]) -> int | None:
+    """What all endpoints together run at a time; None: nobody knows yet, or something is wrong with one of them."""
+    endpoints = table["endpoints"]
+    if "resolve" in table or not isinstance(endpoints, list) or not endpoints:
+        return None
+    slots = [one["engine_slots"] for one in endpoints if isinstance(one, dict) and type(one.get("engine_slots")) is int]
+    return sum(slots) if len(slots) == len(endpoints) else None

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from attrs import field, frozen
@@ -30,7 +30,8 @@ MAX_IDLE_SECONDS = 4.0
 class Target:
     """Where an upstream listens: ``host`` and ``port``, or, where it is given, the ``path`` of a Unix socket.
 
-    ``authority`` is sent as ``Host``; ``prefix`` comes before every path; ``ssl_context`` None: plain HTTP.
+    ``address`` is the one of the host's to connect to, None: the first that takes it.  ``authority`` is sent as
+    ``Host``; ``prefix`` comes before every path; ``ssl_context`` None: plain HTTP.
     """
 
     host: str
@@ -38,6 +39,7 @@ class Target:
     path: str | None
     authority: str
     prefix: str
+    address: str | None = None
     ssl_context: ssl.SSLContext | None = field(repr=False)
 
 
@@ -124,6 +126,7 @@ class UpstreamCall:
         try:
             connection = await self._pool.connect()
         except UpstreamUnavailable as error:
+            self._pool.on_unreachable()
             if self._listener is not None:
                 self._listener.response_failed(error)
         else:
@@ -135,8 +138,22 @@ class UpstreamCall:
             self._connecting = None
 
 
+def request_fields(headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
+    """The fields of a request, made beforehand so that a grant has next to nothing left to do but write.
+
+    ``headers`` are end-to-end fields; Host is the pool's to say, Content-Length and Accept-Encoding are written here.
+    An encoding is never asked for, because nobody could look into a compressed event stream.
+    """
+    fields = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    text = f"{fields}accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"
+    return text.encode("utf-8", "surrogateescape")
+
+
 class UpstreamPool:
-    """The connections of the upstream ``upstream`` at ``target``; time-outs in seconds."""
+    """The connections of the upstream ``upstream`` at ``target``; time-outs in seconds.
+
+    ``on_unreachable`` is called whenever no connection could be made, before whoever wanted it is told.
+    """
 
     def __init__(
         self,
@@ -146,33 +163,35 @@ class UpstreamPool:
         connect_timeout_seconds: float,
         first_byte_timeout_seconds: float,
         idle_timeout_seconds: float,
+        on_unreachable: Callable[[], None] = lambda: None,
     ) -> None:
         self._upstream = upstream
         self._target = target
+        self.on_unreachable = on_unreachable
         self._connect_timeout_seconds = connect_timeout_seconds
         self._first_byte_timeout_seconds = first_byte_timeout_seconds
         self._idle_timeout_seconds = idle_timeout_seconds
         self._idle: list[Connection] = []
         self._closed = False
+        self._reachable = True
+        self._start = f" HTTP/1.1\r\nhost: {target.authority}\r\n".encode()
 
-    def request_head(
-        self, path: str, headers: Iterable[tuple[str, str]], body: bytes, *, method: str = "POST"
-    ) -> bytes:
-        """The head of a request to ``path``, made beforehand so that a grant has nothing left to do but write.
+    def send(
+        self,
+        path: str,
+        fields: bytes,
+        body: bytes,
+        listener: ResponseListener,
+        *,
+        method: str = "POST",
+        fresh: bool = False,
+    ) -> UpstreamCall:
+        """Send a request to ``path``, with what ``request_fields`` made.
 
-        ``headers`` are end-to-end fields; Host, Content-Length and Accept-Encoding are written here.  An encoding is
-        never asked for, because nobody could look into a compressed event stream.
+        On a kept connection, which ``fresh`` forbids, it is on the wire before this returns.
         """
-        fields = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        head = (
-            f"{method} {self._target.prefix}{path} HTTP/1.1\r\nhost: {self._target.authority}\r\n{fields}"
-            f"accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        return head.encode("utf-8", "surrogateescape")
-
-    def send(self, head: bytes, body: bytes, listener: ResponseListener, *, fresh: bool = False) -> UpstreamCall:
-        """Send a request; on a kept connection, which ``fresh`` forbids, it is on the wire before this returns."""
-        call = UpstreamCall(self, head, body, listener)
+        target = f"{method} {self._target.prefix}{path}".encode("utf-8", "surrogateescape")
+        call = UpstreamCall(self, target + self._start + fields, body, listener)
         call.start(fresh=fresh)
         return call
 
@@ -218,6 +237,9 @@ class UpstreamPool:
             # Cancelled, perhaps in the tick in which the connection was made: it must not stay behind.
             connection.abort()
             raise
+        if not self._reachable:
+            self._reachable = True
+            log.info("the upstream %s at %s takes connections again", self._upstream, self._where)
         return connection
 
     async def _open(self, connection: Connection) -> None:
@@ -229,7 +251,7 @@ class UpstreamPool:
         loop = asyncio.get_running_loop()
         target = self._target
         failure: OSError | None = None
-        for *_, address in await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM):
+        for *_, address in await loop.getaddrinfo(target.address or target.host, target.port, type=socket.SOCK_STREAM):
             try:
                 await loop.create_connection(
                     lambda: connection,
@@ -254,8 +276,16 @@ class UpstreamPool:
         if connection in self._idle:
             self._idle.remove(connection)
 
+    @property
+    def _where(self) -> str:
+        address = self._target.address
+        return self._target.authority if address is None else f"{self._target.authority} ({address})"
+
     def _unavailable(self, reason: str) -> UpstreamUnavailable:
-        log.warning("cannot connect to the upstream %s at %s: %s", self._upstream, self._target.authority, reason)
+        # Once until it is there again: each request says in its own line how it ended.
+        level = logging.WARNING if self._reachable else logging.DEBUG
+        self._reachable = False
+        log.log(level, "cannot connect to the upstream %s at %s: %s", self._upstream, self._where, reason)
         return UpstreamUnavailable(upstream=self._upstream, reason=reason)
 
 

@@ -14,13 +14,15 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import field, frozen
 
-from aiogw.admission.gate import Admission, Gate, Limits, UpstreamGate
-from aiogw.errors import Draining, GatewayError, InternalFault, QueueTimeout, TooManySequences
+from aiogw.admission.capacity import ONE_ENDPOINT
+from aiogw.admission.gate import Admission, Gate, UpstreamGate
+from aiogw.admission.readings import Limits
+from aiogw.errors import Draining, GatewayError, InternalFault, QueueTimeout, TooManySequences, UpstreamUnavailable
 
 ADDRESS = "reasoning:80"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -41,6 +43,7 @@ class Ask:
         sends     puts it on the wire, as the relay does: the upstream's end gives the slots back, not the handler
         fails     finds no upstream: leaves, inside the call
         raises    raises
+        bounces   finds, one step later, that its endpoint refuses connections, which then goes; waits again
         ends X    makes request X leave, then goes on as ``wakes``: a slot can be booked for one who is made to leave
         enters X  lets request X begin, inside the call, then goes on as ``wakes``
     """
@@ -70,9 +73,22 @@ def drain(at_seconds: float) -> Event:
     return Event("drain", at_seconds, _drain)
 
 
-# The place for changes of the cap (reload): an Event whose call sets ``world.cap`` and tells ``world.upstream_gate``.
-# The laws already read the cap of this moment; only "slots held never exceed it" will have to allow for those who were
-# granted before it shrank.
+def resize(at_seconds: float, *, cap: int, queue_limit: int = 2) -> Event:
+    def call(world: World) -> None:
+        world.cap, world.queue_limit = cap, queue_limit
+        world.tell_limits()
+
+    return Event(f"cap {cap}", at_seconds, call)
+
+
+def endpoints(at_seconds: float, **slots: int) -> Event:
+    """From then on these answer, and no others."""
+
+    def call(world: World) -> None:
+        world.endpoints = dict(slots)
+        world.upstream_gate.set_endpoints(world.endpoints)
+
+    return Event(f"endpoints {slots}", at_seconds, call)
 
 
 @frozen(kw_only=True)
@@ -90,15 +106,21 @@ class Scenario:
     queue_limit: int = 2
     timeout_seconds: float = 8
     settle_seconds: float = 0
+    endpoints: Mapping[str, int | None] = ONE_ENDPOINT
     events: tuple[Event, ...] = ()
     cancellations: int = 1
     slow: bool = False
     detours: int | None = None
 
-    def limits(self) -> Limits:
+    def largest(self, cap: int) -> int:
+        slots = [slots for slots in self.endpoints.values() if slots is not None]
+        return min(cap, max(slots, default=cap))
+
+    def limits(self, *, cap: int, queue_limit: int) -> Limits:
         return Limits(
-            cap=self.cap,
-            queue_limit=self.queue_limit,
+            cap=cap,
+            largest=self.largest(cap),
+            queue_limit=queue_limit,
             queue_timeout_seconds=self.timeout_seconds,
             retry_after_min_seconds=1,
             retry_after_max_seconds=60,
@@ -267,10 +289,12 @@ class Request:
         self.account = "not there"
         self.number = -1
         self.deadline = float("inf")
+        self.endpoint = ""
         self.task: asyncio.Task[None] | None = None
         self._admission: Admission | None = None
         self._at_upstream: asyncio.TimerHandle | None = None
         self._raised = False
+        self.bounces = 1
         self._ended: asyncio.Future[GatewayError | None] = world.loop.create_future()
 
     def begin(self) -> None:
@@ -312,10 +336,8 @@ class Request:
             world.refusals += 1
             world.note(f"{self.name} is turned away: {error.code}")
             world.law(isinstance(error, Draining) == world.draining, "draining is the answer of a gate that drains")
-            if not world.draining:
-                heavy = isinstance(error, TooManySequences)
-                world.law(heavy == (self.weight > world.cap), "too heavy is who could never be served")
-                world.law(heavy or waiting == world.scenario.queue_limit, "nobody is refused while there is a place")
+            if not world.draining and not world.unservable(self, error):
+                world.law(waiting >= world.queue_limit, "nobody is refused while there is a place")
             return
         world.law(not world.draining, "nobody is let in during a drain")
 
@@ -350,7 +372,8 @@ class Request:
         world = self._world
         if self.account == "holds":
             if aborted and world.scenario.settle_seconds:
-                world.settling.append((self.weight, world.loop.time() + world.scenario.settle_seconds))
+                until = world.loop.time() + world.scenario.settle_seconds
+                world.settling.append((self.weight, until, self.endpoint))
             world.note(f"{self.name} {'is aborted' if aborted else 'leaves'}")
             self.account = "left"
         elif self.account == "waits":
@@ -367,12 +390,18 @@ class Request:
         world.law(self.account == "waits", f"no grant to the departed: {self.name} {self.account}")
         world.law(not world.draining, "no grant during a drain")
         world.law(world.loop.time() < self.deadline, "no grant at or after the deadline")
-        world.law(self.number > world.granted_up_to, "grants in the order of arrival")
-        world.granted_up_to = max(self.number, world.granted_up_to)
+        world.law(not any(map(self._overtakes, world.waiting())), "grants in the order of arrival")
         world.grants += 1
         self.account = "holds"
         self._admission = admission
+        self.endpoint = admission.endpoint
         world.law(world.held() + world.surely_settling() <= world.cap, "slots in use never exceed the cap")
+        world.law(self.endpoint in world.endpoints, "no grant at an endpoint that is not there")
+        world.law(world.free(self.endpoint) >= 0, "slots in use never exceed those of an endpoint")
+        world.law(
+            world.free(self.endpoint) + self.weight >= max(world.free(name) for name in world.endpoints),
+            "the endpoint with the most free slots",
+        )
         kind, _, other = self.ask.grant.partition(" ")
         if kind == "fails":
             self._leave()
@@ -384,12 +413,24 @@ class Request:
         elif kind == "sends":
             if self.ask.hold_seconds is not None:
                 self._at_upstream = world.loop.call_later(self.ask.hold_seconds, self._upstream_ended)
+        elif kind == "bounces":
+            self.bounces -= 1
+            if self.bounces < 0:
+                self._finish(None)
+            else:
+                self._at_upstream = world.loop.call_later(0, self._bounced)
         elif kind == "ends":
             world.requests[other].end()
         elif kind == "enters":
             world.requests[other].begin_now()
         if kind in ("wakes", "ends", "enters"):
             self._finish(None)
+
+    def _overtakes(self, other: Request) -> bool:
+        """Whether the other has come earlier and waits; not if it is just leaving, and will be told next."""
+        world = self._world
+        leaving = world.loop.time() >= other.deadline or other.weight > world.largest_now()
+        return other.number < self.number and not leaving
 
     def _refused(self, error: GatewayError) -> None:
         world = self._world
@@ -402,6 +443,8 @@ class Request:
             world.law(isinstance(error, Draining) == world.draining, "draining is the answer of a gate that drains")
             late = world.loop.time() >= self.deadline
             world.law(isinstance(error, QueueTimeout) <= late, "no time-out before the deadline")
+            timely = isinstance(error, QueueTimeout | Draining)
+            world.law(timely or world.unservable(self, error), f"no reason to be refused: {error.code}")
         self.account = "refused"
         self._leave()
         self._finish(error)
@@ -412,6 +455,20 @@ class Request:
         self._at_upstream = None
         self._leave()
         self._world.loop.call_soon(self._finish, None)
+
+    def _bounced(self) -> None:
+        """Its endpoint refuses connections, which everybody is told before it tries to wait again."""
+        world = self._world
+        self._at_upstream = None
+        if self.endpoint in world.endpoints:
+            world.endpoints = {name: slots for name, slots in world.endpoints.items() if name != self.endpoint}
+            world.upstream_gate.set_endpoints(world.endpoints)
+        world.note(f"{self.name} waits again, if it can")
+        self.account = "waits"
+        if self._admission is None or not self._admission.put_back():
+            self.account = "holds"
+            self._leave()
+            self._finish(InternalFault())
 
     def _finish(self, error: GatewayError | None) -> None:
         # Cancelling a task cancels the future it awaits at once, and until its finally has run the gate may still call.
@@ -434,15 +491,17 @@ class World:
         self.cap = scenario.cap
         self.draining = False
         self.arrivals = itertools.count()
-        self.granted_up_to = -1
+        self.queue_limit = scenario.queue_limit
+        self.endpoints = dict(scenario.endpoints)
         self.grants = 0
         self.refusals = 0
-        self.settling: list[tuple[int, float]] = []
+        self.settling: list[tuple[int, float, str]] = []
         self._trace = trace
         self._broken: str | None = None
         self._cancellations = scenario.cancellations
         self.loop = ExplorerLoop(choices, slow=scenario.slow, trace=trace)
-        self.upstream_gate = gate(loop=self.loop, upstream="reasoning", limits=scenario.limits())
+        limits = scenario.limits(cap=self.cap, queue_limit=self.queue_limit)
+        self.upstream_gate = gate(loop=self.loop, upstream="reasoning", limits=limits, endpoints=self.endpoints)
         self.gate = Gate({ADDRESS: self.upstream_gate})
         self.requests = {ask.name: Request(self, ask) for ask in scenario.asks}
 
@@ -457,7 +516,43 @@ class World:
         return sum(request.weight for request in self.requests.values() if request.account == "holds")
 
     def surely_settling(self) -> int:
-        return sum(weight for weight, until in self.settling if until > self.loop.time())
+        return sum(weight for weight, until, _where in self.settling if until > self.loop.time())
+
+    def tell_limits(self) -> None:
+        limits = self.scenario.limits(cap=self.cap, queue_limit=self.queue_limit)
+        self.upstream_gate.resize(upstream="reasoning", limits=limits, endpoints=self.endpoints)
+
+    def taken(self, endpoint: str) -> int:
+        held = (one for one in self.requests.values() if one.account == "holds" and one.endpoint == endpoint)
+        now = self.loop.time()
+        settling = sum(weight for weight, until, where in self.settling if where == endpoint and until > now)
+        return sum(one.weight for one in held) + settling
+
+    def free(self, endpoint: str) -> float:
+        slots = self.endpoints[endpoint]
+        return float("inf") if slots is None else slots - self.taken(endpoint)
+
+    def room(self) -> float:
+        """What the cap leaves: of all slots, and at the endpoints that answer, one fewer than they have."""
+        free = self.cap - self.held() - self.gate.statistics(ADDRESS).slots_settling
+        if None in self.endpoints.values():
+            return free
+        if not self.endpoints:
+            return 0
+        spare = max(1, sum(self.endpoints.values()) - 1) - sum(self.taken(name) for name in self.endpoints)
+        return min(free, spare, max(self.free(name) for name in self.endpoints))
+
+    def unservable(self, request: Request, error: GatewayError) -> bool:
+        """Whether no room could ever be enough; then the error has to say whether waiting would have helped."""
+        heavy = request.weight > self.scenario.largest(self.cap)
+        self.law(isinstance(error, TooManySequences) == heavy, "too heavy is who could never be served")
+        return isinstance(error, TooManySequences | UpstreamUnavailable) and request.weight > self.largest_now()
+
+    def largest_now(self) -> int:
+        if None in self.endpoints.values():
+            return self.cap
+        slots = self.endpoints.values()
+        return min(self.cap, max(1, sum(slots) - 1), max(slots)) if slots else 0
 
     def note(self, what: str) -> None:
         if self._trace is not None:
@@ -478,13 +573,14 @@ class World:
         self.law(gate.slots_in_use >= held, f"no double release: {gate.slots_in_use} slots in use, {held} are held")
         surely = self.surely_settling()
         self.law(gate.slots_settling >= surely, "what was aborted settles for its whole time")
-        self.law(gate.slots_settling <= sum(weight for weight, _until in self.settling), "only the aborted settle")
+        self.law(gate.slots_settling <= sum(weight for weight, _, _ in self.settling), "only the aborted settle")
         self.law(len(waiting) == gate.waiting, f"{gate.waiting} wait, not {len(waiting)}")
-        self.law(gate.waiting <= self.scenario.queue_limit, "waiting never exceeds the limit")
+        bounced = any(request.bounces < 1 for request in waiting)
+        shrunk = self.queue_limit < self.scenario.queue_limit
+        self.law(shrunk or bounced or gate.waiting <= self.queue_limit, "waiting never exceeds the limit")
         self.law(not (waiting and self.draining), "nobody waits during a drain")
         if waiting:
-            free = self.cap - held - gate.slots_settling
-            self.law(waiting[0].weight > free, f"no lost wake-up: {waiting[0].name} waits and would fit")
+            self.law(waiting[0].weight > self.room(), f"no lost wake-up: {waiting[0].name} waits and would fit")
         armed = [
             timer
             for timer in (*self.loop.timers, *self.loop.ready)

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 import pytest
-from explorer import Ask, Scenario, ScheduleError, drain, explore, replay
+from explorer import Ask, Scenario, ScheduleError, drain, endpoints, explore, replay, resize
 
-from aiogw.admission.gate import Admission, Limits, UpstreamGate
+from aiogw.admission.gate import Admission, UpstreamGate
 from aiogw.admission.queue import FairQueue, Ticket, TicketState
 from aiogw.errors import GatewayError
 
@@ -73,6 +73,45 @@ SCENARIOS = [
     Scenario(name="slow-drain", asks=ABC, events=(drain(1),), slow=True, detours=3),
     Scenario(name="slow-settling", asks=HANGING, settle_seconds=0.5, timeout_seconds=1, slow=True, detours=3),
     Scenario(name="slow-cancelled", asks=ABC, timeout_seconds=1, slow=True, detours=3),
+]
+
+TWO = {"x": 2, "y": 2}
+BOUNCED = (Ask("a", grant="bounces"), Ask("b", grant="sends"), Ask("c"))
+
+SCENARIOS += [
+    # The cap and the queue change under those who wait and hold, in the tick in which a slot becomes free, or another.
+    Scenario(name="cap-rises", asks=ABC, events=(resize(0.5, cap=2),)),
+    Scenario(name="cap-rises-in-the-tick", asks=SENT, events=(resize(1, cap=2),)),
+    Scenario(name="cap-shrinks", asks=ABC, cap=2, events=(resize(0.5, cap=1),)),
+    Scenario(name="cap-shrinks-in-the-tick", asks=SENT, cap=2, events=(resize(1, cap=1),)),
+    Scenario(name="cap-up-and-down", asks=ABC, events=(resize(1, cap=2), resize(1, cap=1))),
+    Scenario(name="cap-shrinks-time-out", asks=ABC, cap=2, timeout_seconds=1, events=(resize(1, cap=1),)),
+    Scenario(name="cap-shrinks-below-the-heavy", asks=HEAVY, cap=2, events=(resize(0.5, cap=1),)),
+    Scenario(name="cap-shrinks-below-the-head", asks=HEAVY, cap=2, events=(resize(1, cap=1),)),
+    Scenario(name="queue-shrinks", asks=(*ABC, Ask("d", at_seconds=0.5)), events=(resize(0.5, cap=1, queue_limit=1),)),
+    Scenario(name="cap-rises-drain", asks=ABC, events=(resize(1, cap=3), drain(1))),
+    Scenario(name="cap-rises-settling", asks=HANGING, settle_seconds=1, events=(resize(1, cap=2),)),
+    Scenario(name="slow-cap", asks=ABC, cap=2, events=(resize(1, cap=1),), slow=True, detours=3),
+    # Several endpoints, which come and go.
+    Scenario(name="two-endpoints", asks=ABC, cap=2, endpoints=TWO),
+    Scenario(name="endpoints-in-pieces", asks=(*ABC, Ask("d", weight=2)), cap=3, endpoints=TWO, cancellations=0),
+    Scenario(name="endpoint-goes", asks=ABC, cap=2, endpoints={"x": 1, "y": 2}, events=(endpoints(0.5, x=1),)),
+    Scenario(
+        name="endpoint-goes-and-comes",
+        asks=SENT,
+        cap=2,
+        endpoints=TWO,
+        events=(endpoints(0.5, x=2), endpoints(1, x=2, y=2)),
+    ),
+    Scenario(name="endpoint-goes-under-the-heavy", asks=HEAVY, cap=2, endpoints=TWO, events=(endpoints(1, x=2),)),
+    Scenario(name="all-endpoints-go", asks=ABC, endpoints=TWO, events=(endpoints(0.5), endpoints(1, y=2))),
+    Scenario(name="bounces", asks=BOUNCED, endpoints=TWO),
+    Scenario(name="bounces-two-slots", asks=BOUNCED, cap=2, endpoints=TWO),
+    Scenario(name="both-bounce", asks=(BOUNCED[0], Ask("b", grant="bounces"), Ask("c")), cap=2, endpoints=TWO),
+    Scenario(name="bounces-time-out", asks=BOUNCED, endpoints=TWO, timeout_seconds=1),
+    Scenario(name="bounces-drain", asks=BOUNCED, endpoints=TWO, events=(drain(0),)),
+    Scenario(name="bounces-settling", asks=BOUNCED, endpoints=TWO, settle_seconds=1),
+    Scenario(name="slow-bounces", asks=BOUNCED, cap=2, endpoints=TWO, timeout_seconds=1, slow=True, detours=3),
 ]
 
 explored: dict[str, int] = {}
@@ -181,7 +220,7 @@ class OvertakingQueue(FairQueue[Ticket]):
     """A newcomer that fits need not wait."""
 
     def enter(self, ticket: Ticket) -> bool:
-        if self._fits(ticket):
+        if self._capacity.fits(ticket.weight):
             self._hold(ticket)
             return True
         return super().enter(ticket)
@@ -192,7 +231,7 @@ class TwiceReleasingQueue(FairQueue[Ticket]):
 
     def leave(self, ticket: Ticket) -> list[Ticket]:
         if ticket.state is TicketState.LEFT:
-            self._slots_in_use -= ticket.weight
+            self._capacity.give_back(ticket.weight, ticket.endpoint)
             return self._advance()
         return super().leave(ticket)
 
@@ -212,7 +251,7 @@ class OneAtATimeQueue(FairQueue[Ticket]):
     """A heavy one that leaves lets only one light one in."""
 
     def _advance(self) -> list[Ticket]:
-        if self.head is None or not self._fits(self.head):
+        if self.head is None or not self._capacity.fits(self.head.weight):
             return []
         ticket, _ = self._waiting.popitem(last=False)
         self._hold(ticket)
@@ -230,15 +269,16 @@ class LatestFirstQueue(FairQueue[Ticket]):
 class LooseQueue(FairQueue[Ticket]):
     """One slot more than there is."""
 
-    def _fits(self, ticket: Ticket) -> bool:
-        return self._slots_in_use <= self._cap
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self._capacity.fits = lambda weight: self._capacity.in_use <= self._capacity.cap  # type: ignore[method-assign]
 
 
 def with_queue(kind: type[FairQueue[Ticket]]) -> type[UpstreamGate]:
     class BrokenGate(UpstreamGate):
-        def __init__(self, *, loop: Any, upstream: str, limits: Limits | None) -> None:
-            super().__init__(loop=loop, upstream=upstream, limits=limits)
-            self._queue = kind(cap=limits.cap, queue_limit=limits.queue_limit)
+        def __init__(self, *, limits: Any, endpoints: Any, **others: Any) -> None:
+            super().__init__(limits=limits, endpoints=endpoints, **others)
+            self._queue = kind(cap=limits.cap, queue_limit=limits.queue_limit, endpoints=endpoints)
 
     BrokenGate.__name__ = kind.__name__
     return BrokenGate

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aiogw.admission.estimate import ENOUGH
-from aiogw.admission.gate import POSITIONS_SECONDS, Admission, Gate, GateStatistics, Limits, Outlook, UpstreamGate
+from aiogw.admission.gate import POSITIONS_SECONDS, Admission, Gate, UpstreamGate
 from aiogw.admission.queue import TicketState
+from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
 from aiogw.errors import (
     Draining,
     GatewayError,
@@ -108,6 +109,7 @@ class House:
     def __init__(self, **changes: Any) -> None:
         limits: dict[str, Any] = {
             "cap": 2,
+            "largest": changes.get("cap", 2),
             "queue_limit": 3,
             "queue_timeout_seconds": 60,
             "retry_after_min_seconds": 1,
@@ -138,8 +140,10 @@ class House:
 
     def statistics(self, **changes: Any) -> GateStatistics:
         """What is expected of ``self.gate.statistics()``."""
+        held = changes.get("slots_in_use", 0) + changes.get("slots_settling", 0)
         return GateStatistics(
             **{
+                "endpoints": {"": EndpointStatistics(up=True, slots=None, slots_in_use=held)},
                 "cap": 2,
                 "slots_in_use": 0,
                 "slots_settling": 0,
@@ -418,6 +422,7 @@ async def test_a_deadline_on_a_real_loop() -> None:
     loop = asyncio.get_running_loop()
     limits = Limits(
         cap=1,
+        largest=1,
         queue_limit=1,
         queue_timeout_seconds=0.02,
         retry_after_min_seconds=1,

@@ -27,7 +27,7 @@ from rig import (
 
 from aiogw.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnavailable
 from aiogw.upstream import pool as pool_module
-from aiogw.upstream.pool import Target, UpstreamCall, UpstreamPool
+from aiogw.upstream.pool import Target, UpstreamCall, UpstreamPool, request_fields
 
 HEADERS = [("content-type", "application/json"), ("x-request-id", "r-1")]
 
@@ -54,7 +54,7 @@ async def upstream(rig: Rig) -> ScriptedUpstream:
 
 def begin(pool: UpstreamPool, outcome: Outcome, body: bytes = b"{}") -> UpstreamCall:
     """Send one request."""
-    return pool.send(pool.request_head("/v1/x", HEADERS, body), body, outcome)
+    return pool.send("/v1/x", request_fields(HEADERS, body), body, outcome)
 
 
 async def post(pool: UpstreamPool, body: bytes = b"{}") -> Outcome:

@@ -1,0 +1,64 @@
+"""What the gate is given and what it tells: an operator's limits, and readings of a queue; values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Limits:
+    """The numbers an operator chose for one upstream.
+
+    ``abort_settle_seconds`` is how long an engine may go on with a request after its connection has been closed;
+    ``largest`` the heaviest request that any endpoint could ever take.
+    """
+
+    cap: int
+    largest: int
+    queue_limit: int
+    queue_timeout_seconds: float
+    retry_after_min_seconds: int
+    retry_after_max_seconds: int
+    abort_settle_seconds: float
+
+
+@frozen(kw_only=True)
+class EndpointStatistics:
+    """``slots``: its engine's, None: unknown; ``up`` False: left out, until the last of ``slots_in_use`` is given back.
+
+    Slots that settle count as in use here.
+    """
+
+    up: bool
+    slots: int | None
+    slots_in_use: int
+
+
+@frozen(kw_only=True)
+class GateStatistics:
+    """A reading of one upstream's queue; ``cap``, that of this moment, None: unlimited, and then nobody waits.
+
+    ``slots_in_use`` and ``slots_settling`` together are what counts against the cap: requests at work, and aborted ones
+    that the engine may not have let go of yet.
+    ``refusals_total`` counts by the code of the error; the two totals only ever grow.
+    """
+
+    cap: int | None
+    slots_in_use: int
+    slots_settling: int
+    queue_limit: int
+    waiting: int
+    oldest_wait_seconds: float
+    grants_total: int
+    refusals_total: Mapping[str, int]
+    endpoints: Mapping[str, EndpointStatistics]
+
+
+@frozen(kw_only=True)
+class Outlook:
+    """What a waiting request may be told: how many are ahead of it, and the estimated seconds until its grant."""
+
+    position: int
+    estimated_seconds: float

@@ -1,0 +1,207 @@
+"""The endpoints of one upstream: the connections of each, and which of them answer.
+
+Several endpoints are one upstream with one queue.  One that refuses connections is left out until its health check
+answers again.  Nothing here may know the queue: who has to, is told which endpoints there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from attrs import evolve, frozen
+
+from aiogw.errors import UpstreamFault
+from aiogw.upstream.asking import ask
+from aiogw.upstream.pool import Target, UpstreamPool
+
+log = logging.getLogger(__name__)
+
+# vLLM's and SGLang's both; it answers without looking at the engine's queue.
+HEALTH_PATH = "/health"
+HEALTH_INTERVAL_SECONDS = 1.0
+HEALTH_TIMEOUT_SECONDS = 5.0
+MAX_HEALTH_BYTES = 65536
+# A cluster's DNS lets its answers live for 5 to 30 seconds.
+RESOLVE_INTERVAL_SECONDS = 5.0
+RESOLVE_TIMEOUT_SECONDS = 2.0
+
+
+@frozen(kw_only=True)
+class Endpoint:
+    """One address, or with ``every_address`` one name; ``slots``: what an engine behind it runs at a time."""
+
+    target: Target
+    slots: int | None
+
+
+MakePool = Callable[[Target, Callable[[], None]], UpstreamPool]
+
+
+@frozen(kw_only=True)
+class UpstreamPlan:
+    """What an operator has said of an upstream.
+
+    ``endpoints`` by their normalised addresses.  ``leave_out``: one that refuses connections is none until it answers
+    again; a single address has nowhere else to go, and its requests say themselves that it cannot be reached.
+    ``every_address``: each of ``endpoints`` is a name, and every address it has is an endpoint.
+    """
+
+    name: str
+    endpoints: Mapping[str, Endpoint]
+    make_pool: MakePool
+    leave_out: bool
+    every_address: bool
+
+
+class Upstream:
+    """The endpoints of one upstream; it outlives changes of its plan, since requests on their way have hold of it.
+
+    ``on_change`` is told the endpoints that answer, each with its slots, in the step in which that changes by itself.
+    """
+
+    def __init__(self, plan: UpstreamPlan) -> None:
+        self.on_change: Callable[[Mapping[str, int | None]], None] = lambda _endpoints: None
+        self._plan = plan
+        self._endpoints: dict[str, Endpoint] = {}
+        self._pools: dict[str, UpstreamPool] = {}
+        self._out: dict[str, asyncio.Task[None]] = {}
+        self._resolving: asyncio.Task[None] | None = None
+        self._unresolved: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self._plan.name
+
+    def take(self, plan: UpstreamPlan, endpoints: Mapping[str, Endpoint] | None) -> None:
+        """Follow ``plan`` from now on; ``endpoints`` as ``find_endpoints`` has found them, None: as far as known.
+
+        Connections are made anew; calls that are under way go on.  ``on_change`` is not told.
+        """
+        if endpoints is None:
+            endpoints = self._endpoints if self._plan.every_address else {}
+        self._plan = plan
+        self._drop(self._endpoints)
+        self._endpoints = {}
+        self._replace(endpoints)
+        if self._resolving is not None:
+            self._resolving.cancel()
+        self._resolving = None
+        if plan.every_address:
+            self._resolving = asyncio.get_running_loop().create_task(self._keep_resolving())
+
+    def answering(self) -> dict[str, int | None]:
+        """The endpoints that are not left out, each with its slots."""
+        return {key: endpoint.slots for key, endpoint in self._endpoints.items() if key not in self._out}
+
+    def pool(self, endpoint: str) -> UpstreamPool:
+        """The connections of an endpoint that answers."""
+        return self._pools[endpoint]
+
+    def pools(self) -> list[UpstreamPool]:
+        """The connections of all endpoints that answer."""
+        return [self._pools[key] for key in self.answering()]
+
+    def any_pool(self) -> UpstreamPool | None:
+        """Where to send what needs no slot; None: there is no endpoint at all."""
+        return next(iter(self.pools() or self._pools.values()), None)
+
+    def retire(self) -> None:
+        """Keep no connection any more; who is on the way still gets there."""
+        for pool in self._pools.values():
+            pool.close()
+
+    def close(self) -> None:
+        """Keep no connection and ask nothing any more; calls that are under way go on."""
+        self.retire()
+        for task in (*self._out.values(), *((self._resolving,) if self._resolving else ())):
+            task.cancel()
+
+    # -- left out ---------------------------------------------------------------------------------------------------
+
+    def _unreachable(self, key: str) -> None:
+        if not self._plan.leave_out or key in self._out or key not in self._endpoints:
+            return
+        self._out[key] = asyncio.get_running_loop().create_task(self._until_it_answers(key))
+        log.warning("the endpoint %s of the upstream %s is left out until it answers", key, self.name)
+        self.on_change(self.answering())
+
+    async def _until_it_answers(self, key: str) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
+            try:
+                async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
+                    await ask(self.name, self._pools[key], HEALTH_PATH, accept="*/*", max_bytes=MAX_HEALTH_BYTES)
+            except (UpstreamFault, TimeoutError):
+                continue
+            break
+        del self._out[key]
+        log.info("the endpoint %s of the upstream %s answers again", key, self.name)
+        self.on_change(self.answering())
+
+    # -- every address ----------------------------------------------------------------------------------------------
+
+    async def _keep_resolving(self) -> None:
+        while True:
+            await asyncio.sleep(RESOLVE_INTERVAL_SECONDS)
+            try:
+                found = await find_endpoints(self._plan)
+            except NameUnknown as error:
+                # What was known stays: a name server that fails must not stop the work.
+                if self._unresolved != str(error):
+                    log.warning("an address of the upstream %s cannot be found: %s", self.name, error)
+                self._unresolved = str(error)
+                continue
+            self._unresolved = None
+            if found.keys() != self._endpoints.keys():
+                log.info("the upstream %s has the addresses %s", self.name, ", ".join(found))
+                self._replace(found)
+                self.on_change(self.answering())
+
+    def _replace(self, endpoints: Mapping[str, Endpoint]) -> None:
+        gone = {key: one for key, one in self._endpoints.items() if key not in endpoints}
+        new = endpoints.keys() - self._endpoints.keys()
+        self._drop(gone)
+        for key in self._out.keys() - endpoints.keys():
+            self._out.pop(key).cancel()
+        for key in new:
+            self._pools[key] = self._plan.make_pool(endpoints[key].target, partial(self._unreachable, key))
+        self._endpoints = dict(endpoints)
+
+    def _drop(self, endpoints: Mapping[str, Endpoint]) -> None:
+        for key in endpoints:
+            self._pools.pop(key).close()
+
+
+class NameUnknown(Exception):
+    """A name has no address, or nobody said which."""
+
+
+async def find_endpoints(plan: UpstreamPlan) -> Mapping[str, Endpoint]:
+    """The endpoints that ``plan`` means, by normalised address; raises NameUnknown."""
+    if not plan.every_address:
+        return plan.endpoints
+    found: dict[str, Endpoint] = {}
+    for endpoint in plan.endpoints.values():
+        target = endpoint.target
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_SECONDS):
+                addresses = await _addresses(target.host, target.port)
+        except (OSError, TimeoutError) as error:
+            raise NameUnknown(
+                f"{target.host}: {error.strerror if isinstance(error, OSError) else 'no answer'}"
+            ) from None
+        for address in addresses:
+            host = f"[{address}]" if ":" in address else address
+            found[f"{host}:{target.port}{target.prefix}"] = evolve(endpoint, target=evolve(target, address=address))
+    return found
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    """The addresses of ``host``, those of one family only: a pod of a dual-stack cluster has one in each."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family = found[0][0]
+    return sorted({str(address[0]) for one, _, _, _, address in found if one == family})
