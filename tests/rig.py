@@ -409,7 +409,8 @@ class ScriptedUpstream:
             self._server.close()
             self._server = None
         for connection in self.connections:
-            connection.transport.abort()
+            if not connection.closed:
+                connection.transport.abort()
         await eventually(lambda: all(connection.closed for connection in self.connections))
 
     def began(self, exchange: Exchange) -> None:
