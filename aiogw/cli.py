@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -77,13 +78,14 @@ def _run(loaded: config.Config, reread: Callable[[], config.Config], dialects: t
     # Imported here, so that check and show answer at once and do not need an event loop.
     import uvloop
 
-    from aiogw.app import CannotListen, Gateway
+    from aiogw.app import Gateway
     from aiogw.record import configure_logging
+    from aiogw.sockets import CannotListen
 
     configure_logging(level=loaded.server.log_level, format_=loaded.server.log_format)
 
     async def serve() -> None:
-        gateway = Gateway(loaded, reread=reread, dialects=dialects)
+        gateway = Gateway(loaded, reread=reread, dialects=dialects, environment=os.environ)
         # What is there now stays: the collector need not go through the libraries for each thousand of clients.
         gc.collect()
         gc.freeze()

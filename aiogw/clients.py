@@ -72,16 +72,16 @@ def _gateway(config: Config) -> _Gateway:
     chosen = gated or list(config.upstreams.values())
     models = tuple(model for upstream in chosen for model in _models(upstream))
     patience = math.ceil(max(map(_patience, chosen))) + _MARGIN_SECONDS
-    listen = config.server.listen
-    return _Gateway(origin=_origin(listen), models=models, patience=patience, socket=listen.path)
+    listen, scheme = config.server.listen, "http" if config.server.tls is None else "https"
+    return _Gateway(origin=_origin(listen, scheme), models=models, patience=patience, socket=listen.path)
 
 
-def _origin(listen: ListenAddress) -> str:
+def _origin(listen: ListenAddress, scheme: str) -> str:
     if listen.path is not None:
-        return "http://localhost"
+        return f"{scheme}://localhost"
     # Where a wildcard or any free port is listened on, only the operator knows what a client should say.
     host = "HOST" if listen.host in _WILDCARDS else listen.host or ""
-    return f"http://{f'[{host}]' if ':' in host else host}:{listen.port or 'PORT'}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listen.port or 'PORT'}"
 
 
 def _models(upstream: UpstreamConfig) -> Iterator[_Model]:

@@ -70,6 +70,10 @@ class Relay:
         self._nothing_running.set()
         self.draining = False
 
+    @property
+    def idle(self) -> bool:
+        return not self._running
+
     def serve(self, *, upstreams: Mapping[str, Upstream], limits: RelayLimits) -> None:
         """What is true for requests that come from now on; ``upstreams`` by address."""
         self._upstreams = dict(upstreams)
@@ -99,11 +103,19 @@ class Relay:
             if not self._running:
                 self._nothing_running.set()
 
-    async def drain(self, timeout_seconds: float) -> None:
-        """Refuse whoever waits, let the others finish for at most ``timeout_seconds``, end the rest in-band."""
+    def retire(self) -> None:
+        """Serve what comes, but let every response that is still to begin say that its connection ends with it.
+
+        One that has begun has promised the opposite, and its client may send the next request right behind its end.
+        """
         self.draining = True
         for relayed in self._running:
-            relayed.stream.keep_alive = False
+            if not relayed.stream.started:
+                relayed.stream.keep_alive = False
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Refuse whoever waits, let the others finish for at most ``timeout_seconds``, end the rest in-band."""
+        self.retire()
         self._gate.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):

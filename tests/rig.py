@@ -20,7 +20,7 @@ import struct
 import sys
 import time
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ TRANSCRIPTS = Path(__file__).parent / "transcripts" / "vllm-0.32"
 ALL_DIALECTS = (*DIALECTS, lines_dialect.LINES)
 # Instead of the plain process, where a test is about the third dialect.
 LINES_DAEMON = (str(Path(__file__).parent / "lines_daemon.py"),)
+# The same with sockets that it inherits.
+ACTIVATED_DAEMON = (str(Path(__file__).parent / "activated_daemon.py"),)
 
 # Long enough for a loaded machine: it only ever passes in full when a test fails.
 PATIENCE_SECONDS = 8.0
@@ -830,6 +832,7 @@ everywhere_both_ways = pytest.mark.parametrize(
 SERVER: dict[str, Any] = {
     "listen": "127.0.0.1:0",
     "admin_listen": "127.0.0.1:0",
+    "max_connections": 1000,
     "header_timeout_seconds": 10,
     "keepalive_timeout_seconds": 75,
     "body_timeout_seconds": 10,
@@ -1014,13 +1017,23 @@ class _Collect(logging.Handler):
 class Daemon(RunningGateway):
     """The real process, on uvloop: ``python -m aiogw --config FILE``; ``lines`` is its log.
 
-    ``program`` are other arguments for Python in place of ``-m aiogw``.
+    ``program`` are other arguments for Python in place of ``-m aiogw``.  ``sockets`` are inherited as from systemd, and
+    ``environment`` is added to ours.
     """
 
-    def __init__(self, config_path: Path, *, program: tuple[str, ...] = ("-m", "aiogw")) -> None:
+    def __init__(
+        self,
+        config_path: Path,
+        *,
+        program: tuple[str, ...] = ("-m", "aiogw"),
+        sockets: Sequence[socket.socket] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
         self.config_path = config_path
-        self._program = program
+        self._descriptors = [sock.fileno() for sock in sockets]
+        self._program = (*ACTIVATED_DAEMON, *map(str, self._descriptors), "--") if sockets else program
+        self._environment = os.environ | dict(environment or {})
         self.lines: list[str] = []
         self._process: asyncio.subprocess.Process
         self._reading: asyncio.Task[None]
@@ -1030,7 +1043,12 @@ class Daemon(RunningGateway):
         options = ("-W", "always::ResourceWarning")
         command = (sys.executable, *options, *self._program, "--config", str(self.config_path))
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, limit=1 << 22
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=1 << 22,
+            pass_fds=self._descriptors,
+            env=self._environment,
         )
         self._reading = asyncio.ensure_future(self._read())
         server = tomllib.loads(self.config_path.read_text())["server"]
@@ -1110,7 +1128,7 @@ class Daemon(RunningGateway):
         def find() -> re.Match[str] | None:
             if not self.running:
                 raise AssertionError("it ended:\n" + "\n".join(self.lines))
-            matches = (re.search(rf"{phrase}(?:unix:(/[^\"]+)|http://(.*):(\d+))", line) for line in self.lines)
+            matches = (re.search(rf"{phrase}(?:unix:(/[^\" ]+)|https?://(.*):(\d+))", line) for line in self.lines)
             return next((match for match in matches if match), None)
 
         found = await eventually(find, 20, what=lambda: f"{phrase!r} in {self.lines}")
@@ -1169,6 +1187,22 @@ class Rig:
         assert isinstance(gateway, Daemon)
         return gateway
 
+    async def activated(
+        self,
+        upstream: ScriptedUpstream,
+        *,
+        sockets: Sequence[socket.socket] = (),
+        environment: Mapping[str, str] | None = None,
+        server: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> Daemon:
+        """The real process as systemd starts it."""
+        text = configuration({"reasoning": upstream_table(upstream.url, **changes)}, **(server or {}))
+        daemon = Daemon(self.config_file(text), sockets=sockets, environment=environment)
+        await daemon.start()
+        self._gateways.append(daemon)
+        return daemon
+
     def forget(self, gateway: RunningGateway) -> None:
         """The test stops ``gateway`` itself; its log is looked at all the same."""
         self._gateways.remove(gateway)
@@ -1186,7 +1220,7 @@ class Rig:
         return gateway
 
     def config_file(self, text: str) -> Path:
-        path = self.directory / f"gateway-{len(self._gateways)}.toml"
+        path = self.directory / f"gateway-{len(self._gateways) + len(self._forgotten)}.toml"
         path.write_text(text)
         return path
 

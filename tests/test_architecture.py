@@ -33,12 +33,15 @@ BELOW_APP = (
     "departures",
     "dialects",
     "enginewatch",
+    "listener",
     "metrics",
     "middleware",
     "protocol",
     "record",
     "relay",
     "routing",
+    "service",
+    "sockets",
     "upstream",
 )
 
@@ -69,6 +72,9 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "waiting": {
         "catalogue": (*VOCABULARY, "upstream"),
         "enginewatch": (*VOCABULARY, "upstream"),
+        "listener": ("config", "sockets"),
+        "service": (),
+        "sockets": ("config",),
         "admission.gate": (
             "errors",
             "admission.capacity",
@@ -84,7 +90,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "aiohttp.web": {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
-        "metrics": ("", "admission.readings", "enginewatch", "record"),
+        "metrics": ("", "admission.readings", "enginewatch", "listener", "record"),
         "middleware": (*VOCABULARY, "bodies", "clientstream", "dialects", "record", "routing"),
         "protocol": ("clientstream",),
         "relay": (*VOCABULARY, *BELOW_RELAY),
@@ -103,7 +109,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "upstream",
         ),
         "lanes": ("admission.gate", "admission.readings", "assembly", "config", "upstream.endpoints"),
-        "cli": ("", "app", "clients", "config", "dialects", "record", "status"),
+        "cli": ("", "app", "clients", "config", "dialects", "record", "sockets", "status"),
         "__main__": ("cli",),
     },
 }

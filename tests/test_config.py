@@ -24,6 +24,7 @@ from aiogw.config import (
     ConfigError,
     DialectConfig,
     ListenAddress,
+    ServerConfig,
     UpstreamAddress,
     UpstreamConfig,
 )
@@ -36,6 +37,7 @@ TEXT = """
 [server]
 listen = "127.0.0.1:8080"
 admin_listen = "127.0.0.1:9464"
+max_connections = 1024
 header_timeout_seconds = 10
 keepalive_timeout_seconds = 75
 body_timeout_seconds = 10
@@ -50,6 +52,10 @@ sign_interval_seconds = 10
 models_refresh_seconds = 60
 log_level = "info"
 log_format = "text"
+
+[server.tls]
+certificate = "/etc/aiogw/tls.pem"
+key = "/etc/aiogw/tls-key.pem"
 
 [upstreams.reasoning]
 url = "http://reasoning-predictor.llm-serving:80"
@@ -133,7 +139,7 @@ DIALECT = ("upstreams", "reasoning", "dialect")
 OPTIONAL = [key for key in TYPES if key[:3] in (DIALECT, (*DIALECT[:2], "aliases"))]
 # Instead of url, and what goes with it.
 ALTERNATIVES = [("upstreams", "reasoning", key) for key in ("endpoints", "resolve")]
-OPTIONAL += [*ALTERNATIVES, ("upstreams", "reasoning", "watch_engine_seconds")]
+OPTIONAL += [*ALTERNATIVES, ("upstreams", "reasoning", "watch_engine_seconds"), ("server", "tls")]
 
 
 def of_type(*types: Any) -> list[Any]:
@@ -224,6 +230,7 @@ def test_the_walk_finds_every_table() -> None:
 ALLOWED = {
     UpstreamConfig: ["url", "endpoints", "resolve", "watch_engine_seconds", "aliases", "dialect"],
     AdmissionConfig: ["engine_slots"],
+    ServerConfig: ["tls"],
 }
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "EndpointConfig",
     "ListenAddress",
     "ServerConfig",
+    "TlsConfig",
     "UpstreamAddress",
     "UpstreamConfig",
     "dumps",
@@ -64,9 +65,18 @@ class ConfigError(Exception):
 
 
 @frozen(kw_only=True)
+class TlsConfig:
+    """PEM files: the certificate with those that lead to its authority, and its key."""
+
+    certificate: Text
+    key: Text
+
+
+@frozen(kw_only=True)
 class ServerConfig:
     listen: ListenAddress
     admin_listen: ListenAddress
+    max_connections: Positive
     header_timeout_seconds: Seconds
     keepalive_timeout_seconds: Seconds
     body_timeout_seconds: Seconds
@@ -81,6 +91,7 @@ class ServerConfig:
     models_refresh_seconds: SecondsOrNever
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["text", "json"]
+    tls: TlsConfig | None = None
 
 
 @frozen(kw_only=True)
@@ -238,5 +249,5 @@ _converter = value_converter()
 _converter.register_structure_hook_func(lambda type_: type_ == AdmissionConfig | Unlimited, _admission)
 _converter.register_structure_hook_func(lambda type_: type_ == Mapping[str, UpstreamConfig], _upstreams)
 _converter.register_structure_hook(Endpoints, _endpoints)
-for _class in (AdmissionConfig, DialectConfig, EndpointConfig, UpstreamConfig, ServerConfig, Config):
+for _class in (AdmissionConfig, DialectConfig, EndpointConfig, UpstreamConfig, TlsConfig, ServerConfig, Config):
     _converter.register_structure_hook(_class, _table(_class))

@@ -108,6 +108,7 @@ class ChaosRun:
         server = {
             "listen": "127.0.0.1:0",
             "admin_listen": "127.0.0.1:0",
+            "max_connections": 4096,
             "header_timeout_seconds": 10,
             "keepalive_timeout_seconds": 75,
             "body_timeout_seconds": 10,

@@ -579,6 +579,7 @@ class World:
         shrunk = self.queue_limit < self.scenario.queue_limit
         self.law(shrunk or bounced or gate.waiting <= self.queue_limit, "waiting never exceeds the limit")
         self.law(not (waiting and self.draining), "nobody waits during a drain")
+        self.law(all(one.weight <= self.largest_now() for one in waiting), "nobody waits for what there could never be")
         if waiting:
             self.law(waiting[0].weight > self.room(), f"no lost wake-up: {waiting[0].name} waits and would fit")
         armed = [

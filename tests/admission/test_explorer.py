@@ -216,6 +216,70 @@ class StopsAtARaise(UpstreamGate):
         self._to_grant.clear()
 
 
+class KeepsTheRiseToItself(UpstreamGate):
+    """Who fits under a risen cap holds its slots, and is not told."""
+
+    def resize(self, **changes: Any) -> None:
+        self._granting = True
+        super().resize(**changes)
+        self._granting = False
+        self._to_grant.clear()
+
+
+class KeepsTheUnservable(UpstreamGate):
+    """A request that has become too heavy stays at the head."""
+
+    def resize(self, *, upstream: str, limits: Any, endpoints: Any) -> None:
+        self._limits, self._endpoints = limits, dict(endpoints)
+        self._grant(self._queue.resize(cap=limits.cap, queue_limit=limits.queue_limit, endpoints=endpoints))
+
+
+class WaitsAgainForEver(UpstreamGate):
+    """Who is put back is given no deadline."""
+
+    def _put_back(self, admission: Admission) -> bool:
+        put_back = super()._put_back(admission)
+        if admission.timer is not None:
+            admission.timer.cancel()
+            admission.timer = None
+        return put_back
+
+
+class PutsBackDuringADrain(UpstreamGate):
+    """A request that finds no endpoint waits again, although nobody will be granted anything any more."""
+
+    def _put_back(self, admission: Admission) -> bool:
+        draining, self._draining = self._draining, False
+        put_back = super()._put_back(admission)
+        self._draining = draining
+        return put_back
+
+
+class PutBackAtTheEndQueue(FairQueue[Ticket]):
+    """Who is put back begins anew."""
+
+    def put_back(self, ticket: Ticket) -> list[Ticket]:
+        self._capacity.give_back(ticket.weight, ticket.endpoint)
+        ticket.state = TicketState.WAITING
+        self._waiting[ticket] = None
+        return self._advance()
+
+
+class FirstEndpointQueue(FairQueue[Ticket]):
+    """The first endpoint is good enough for everybody."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self._capacity._freest = lambda: next(iter(self._capacity._slots))  # type: ignore[method-assign]
+
+
+class FaithfulToTheGoneQueue(FairQueue[Ticket]):
+    """Endpoints are never given up."""
+
+    def resize(self, **limits: Any) -> list[Ticket]:
+        return super().resize(**(limits | {"endpoints": {**self._capacity._slots, **limits["endpoints"]}}))
+
+
 class OvertakingQueue(FairQueue[Ticket]):
     """A newcomer that fits need not wait."""
 
@@ -301,6 +365,13 @@ FAULTS = [
     (with_queue(OneAtATimeQueue), "heavy-first", "no lost wake-up"),
     (with_queue(LatestFirstQueue), "one-slot", "grants in the order of arrival"),
     (with_queue(LooseQueue), "one-slot", "slots in use never exceed the cap"),
+    (KeepsTheRiseToItself, "cap-rises", "no leak"),
+    (KeepsTheUnservable, "cap-shrinks-below-the-head", "nobody waits for what there could never be"),
+    (WaitsAgainForEver, "bounces-two-slots", "timers of the gate are armed"),
+    (PutsBackDuringADrain, "bounces-drain", "no grant during a drain"),
+    (with_queue(PutBackAtTheEndQueue), "bounces-two-slots", "grants in the order of arrival"),
+    (with_queue(FirstEndpointQueue), "two-endpoints", "the endpoint with the most free slots"),
+    (with_queue(FaithfulToTheGoneQueue), "endpoint-goes", "no grant at an endpoint that is not there"),
 ]
 
 
