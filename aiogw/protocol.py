@@ -105,8 +105,9 @@ class ClientProtocol(RequestHandler):
                 transport.set_write_buffer_limits()
         finally:
             stalled.cancel()
-        if unread and transport.can_write_eof():
-            transport.write_eof()
+        if unread and transport.can_write_eof() and not transport.is_closing():
+            with contextlib.suppress(OSError):  # it may be a reset that is yet to be seen
+                transport.write_eof()
         return result
 
     def _read_no_more(self, request: BaseRequest) -> None:

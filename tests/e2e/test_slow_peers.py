@@ -43,6 +43,8 @@ async def test_many_heads_that_trickle(rig: Rig) -> None:
     deadline_seconds = 2
     upstream = await rig.upstream(answer)
     daemon = await rig.daemon(upstream, server={"header_timeout_seconds": deadline_seconds})
+    # The event loop opens a file of its own for its first connection.
+    assert (await daemon.admin("/livez")).status == 200
     files_before = daemon.open_files
     began_at = time.monotonic()
     silent = [await rig.client(daemon) for _ in range(20)]
@@ -245,6 +247,8 @@ async def test_answers_of_our_own_that_nobody_takes(rig: Rig, process: bool, lea
 async def test_refusals_that_nobody_takes(rig: Rig) -> None:
     """The same with short answers, of which many fit before anything is full."""
     daemon = await rig.daemon(await rig.upstream(), server={"client_stall_timeout_seconds": 0.5})
+    # The event loop opens a file of its own for its first connection.
+    assert (await daemon.admin("/livez")).status == 200
     files_before = daemon.open_files
     client = await rig.client(daemon, receive_buffer=16 << 10)
     request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n{"
