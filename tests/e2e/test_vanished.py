@@ -31,7 +31,14 @@ async def test_clients_that_vanish(rig: Rig) -> None:
     """Whatever they were doing, they are gone within 45 s: the idle, the queued with and without signs, the running."""
     upstream = await rig.upstream()
     server = {"first_sign_seconds": 1, "sign_interval_seconds": 2, "body_timeout_seconds": 300}
-    daemon = await rig.daemon(upstream, server=server, cap=2, queue_timeout_seconds=300, first_byte_timeout_seconds=300, idle_timeout_seconds=300)
+    daemon = await rig.daemon(
+        upstream,
+        server=server,
+        cap=2,
+        queue_timeout_seconds=300,
+        first_byte_timeout_seconds=300,
+        idle_timeout_seconds=300,
+    )
     # The event loop opens a file of its own for its first connection.
     assert (await daemon.admin("/livez")).status == 200
     files_before = daemon.open_files
