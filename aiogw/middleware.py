@@ -9,15 +9,17 @@ import asyncio
 import io
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from attrs import frozen
 
 from aiogw.bodies import BodyBudget, HeldBody
 from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
+from aiogw.contentcoding import Inflater, content_coding
 from aiogw.dialects import detect
 from aiogw.dialects.base import Call, Dialect, LocalEndpoint, RelayEndpoint
 from aiogw.errors import (
@@ -27,6 +29,7 @@ from aiogw.errors import (
     GatewayError,
     InternalFault,
     MalformedBody,
+    MalformedRequest,
     UnknownModel,
 )
 from aiogw.record import CLIENT_GONE, COMPLETED, RequestRecord, request_id_from
@@ -36,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger(__name__)
 
-# Of a name that a client chose, in a log line.
+# Of anything that a client chose, in a log line.
 MAX_LOGGED_CHARACTERS = 200
 
 RECORD = web.RequestKey("RECORD", RequestRecord)
@@ -65,8 +68,8 @@ def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
         record = RequestRecord(
             request_id=request_id_from(request.headers.get("x-request-id")),
             arrived_at=time.monotonic(),
-            method=request.method,
-            path=request.path,
+            method=request.method[:MAX_LOGGED_CHARACTERS],
+            path=request.path[:MAX_LOGGED_CHARACTERS],
         )
         request[RECORD] = record
         try:
@@ -134,6 +137,7 @@ def canonicalise(*, routes: Routes, limits: Callable[[], BodyLimits], budget: Bo
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         dialect = request[DIALECT]
+        _check_framing(request)
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
             return _respond(request, endpoint.answer(routes.models, request.query))
@@ -172,8 +176,20 @@ async def accept_expectation(_request: web.Request) -> None:
     """Replaces aiohttp's own handler of ``Expect``, which says 100 before anybody has looked at the length."""
 
 
+def _check_framing(request: web.Request) -> None:
+    """Refuse what RFC 9112 (6.1) has no answer for, and the parsers let pass: others may read another length."""
+    coding = request.headers.get("transfer-encoding")
+    if coding is None:
+        return
+    if request.version < (1, 1):
+        raise MalformedRequest(reason="HTTP/1.0 has no Transfer-Encoding")
+    if coding.lower() != "chunked":
+        raise MalformedRequest(reason="Transfer-Encoding may only be chunked")
+
+
 async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
-    """The whole body, decoded; raises BodyTooLarge, BodyTimeout, MalformedBody, MemoryFull."""
+    """The whole body, decoded; raises BodyTooLarge, BodyTimeout, MalformedBody, MemoryFull, UnsupportedCoding."""
+    coding = content_coding(request.headers.getall("content-encoding", []))
     held = request[HELD_BODY]
     declared = request.content_length or 0
     if declared > limits.max_bytes:
@@ -192,7 +208,7 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
         # No timer for what came together with its head, as nearly all do.
         async with asyncio.timeout_at(None if request.content.is_eof() else deadline) as timeout:
             # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
-            async for piece in request.content.iter_any():
+            async for piece in _plain(request, coding):
                 size += len(piece)
                 if size > limits.max_bytes:
                     raise BodyTooLarge(limit_bytes=limits.max_bytes)
@@ -205,10 +221,23 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
         raise BodyTimeout(
             timeout_seconds=limits.timeout_seconds, min_bytes_per_second=limits.min_bytes_per_second
         ) from None
-    except web.RequestPayloadError as error:
-        raise MalformedBody(reason=f"its framing or encoding is broken ({error})") from None
+    except (web.RequestPayloadError, HttpProcessingError):  # the C parser's, and the pure one's
+        raise MalformedBody(reason="its framing is broken") from None
     body.truncate()
     return body.getvalue()
+
+
+async def _plain(request: web.Request, coding: str | None) -> AsyncIterator[bytes]:
+    inflater = None if coding is None else Inflater(coding)
+    async for piece in request.content.iter_any():
+        if inflater is None:
+            yield piece
+            continue
+        for step in inflater.feed(piece):
+            yield step
+            await asyncio.sleep(0)  # the steps of a bomb are many, and others want their turn between them
+    if inflater is not None:
+        inflater.end()
 
 
 def _refuse(request: web.Request, error: GatewayError) -> web.Response:
@@ -216,12 +245,19 @@ def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     record.outcome = error.code
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
-    return _respond(request, request[DIALECT].render_error(error, record.request_id))
+    response = _respond(request, request[DIALECT].render_error(error, record.request_id))
+    if isinstance(error, BodyTooLarge):
+        response.force_close()  # aiohttp's C parser (3.14) takes a length of 2**64 - 1 for none
+    return response
 
 
 def _respond(request: web.Request, document: Document) -> web.Response:
     """``document`` as aiohttp sends it, with the request id where this surface's clients look for it."""
     response = web.Response(status=document.status, body=document.body)
+    if not request.content.is_eof():
+        # Whether the rest of a body is still to come is anybody's guess: a client that was told this instead of a 100
+        # sends its next request, which would be taken for the body.
+        response.force_close()
     response.headers["content-type"] = document.content_type
     response.headers["server"] = "aiogw"  # else aiohttp tells its version and Python's
     for name, value in document.headers:

@@ -17,8 +17,6 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from attrs import frozen
 
-from aiogw.clientstream import SentResponse
-
 # A refused body of up to this size is read and thrown away while the connection lingers, for clients that look for an
 # answer only when they have sent everything; a longer one is not read any further.  Go's net/http draws the same line.
 SHORT_BODY_BYTES = 262144
@@ -33,7 +31,7 @@ class ConnectionLimits:
 
     ``header_timeout_seconds`` is for the head of a request: from the beginning of the connection, later from the head's
     first byte.  Until that byte comes, a connection that has been served may be idle for ``keepalive_timeout_seconds``.
-    An answer of our own has to be taken within ``client_stall_timeout_seconds``; relayed ones are clientstream's.
+    An answer has to be taken within ``client_stall_timeout_seconds``; a relayed one is watched while it is sent.
     """
 
     header_timeout_seconds: float
@@ -42,15 +40,28 @@ class ConnectionLimits:
 
 
 class ClientProtocol(RequestHandler):
-    """A request that comes in one piece costs no timer here: only a head that is incomplete starts one."""
+    """A request that comes in one piece costs no timer here: only a head that is incomplete starts one.
+
+    The limits are those that hold when the connection is made.
+    """
 
     __slots__ = ("_body", "_head_timer", "_limits", "_on_header_timeout", "_reads_no_more")
 
     def __init__(
-        self, server: web.Server, *, limits: ConnectionLimits, on_header_timeout: Callable[[], None], **options: Any
+        self,
+        server: web.Server,
+        *,
+        limits: Callable[[], ConnectionLimits],
+        on_header_timeout: Callable[[], None],
+        **options: Any,
     ) -> None:
-        super().__init__(server, keepalive_timeout=limits.keepalive_timeout_seconds, **options)
-        self._limits = limits
+        self._limits = limits()
+        super().__init__(
+            server,
+            keepalive_timeout=self._limits.keepalive_timeout_seconds,
+            lingering_time=LINGER_SECONDS,
+            **options,
+        )
         self._on_header_timeout = on_header_timeout
         self._head_timer: asyncio.TimerHandle | None = None
         # Of the last request that has begun: what comes after its end is the next head.
@@ -71,9 +82,6 @@ class ClientProtocol(RequestHandler):
         super().data_received(data)
         if self._request_count != requests:
             self._head_came()
-            if not self._body.is_eof():
-                # What came within a body can only be an error, which aiohttp tells to whoever reads the next request.
-                self._body.set_exception(web.RequestPayloadError("not a chunk"))
             self._body = self._messages[-1][1]
         elif data and between and self._head_timer is None:
             self._expect_head()
@@ -87,13 +95,14 @@ class ClientProtocol(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Write an answer of our own, and see that it is taken.  Of a body that was refused unread, nothing is read."""
         transport = self.transport
-        if transport is None or isinstance(resp, SentResponse):
+        if transport is None:
             return await super().finish_response(request, resp, start_time)
         unread = not request.content.is_eof()
         if unread:
-            # Nor could the rest be told from a next request, of a client that took the refusal for an end of this one.
             resp.force_close()
-            if request.content_length is None or request.content_length > SHORT_BODY_BYTES:
+            length = request.content_length
+            # Of a body that is broken there is no more to come: aiohttp closes at once.
+            if request.content.exception() is None and (length is None or length > SHORT_BODY_BYTES):
                 self._read_no_more(request)
         stalled = self._loop.call_later(self._limits.client_stall_timeout_seconds, transport.abort)
         try:
@@ -105,16 +114,14 @@ class ClientProtocol(RequestHandler):
                 transport.set_write_buffer_limits()
         finally:
             stalled.cancel()
-        if unread and transport.can_write_eof() and not transport.is_closing():
-            with contextlib.suppress(OSError):  # it may be a reset that is yet to be seen
-                transport.write_eof()
+        if unread:
+            end_writing(transport)
         return result
 
     def _read_no_more(self, request: BaseRequest) -> None:
         self._reads_no_more = True
         self._pause_transport_reading()
-        with contextlib.suppress(Exception):  # its framing may be what was refused
-            request.content.read_nowait()
+        request.content.read_nowait()  # thrown away
 
     def _expect_head(self) -> None:
         self._head_timer = self._loop.call_later(self._limits.header_timeout_seconds, self._head_overdue)
@@ -141,36 +148,8 @@ class ClientProtocol(RequestHandler):
             self._keepalive_handle = None
 
 
-class ClientRunner(web.AppRunner):
-    """A runner whose connections are ClientProtocols, each with the limits that hold when it is made."""
-
-    def __init__(
-        self,
-        application: web.Application,
-        *,
-        limits: Callable[[], ConnectionLimits],
-        on_header_timeout: Callable[[], None],
-        **options: Any,
-    ) -> None:
-        super().__init__(application, lingering_time=LINGER_SECONDS, **options)
-        self._limits = limits
-        self._on_header_timeout = on_header_timeout
-
-    async def _make_server(self) -> web.Server:
-        return _Server(await super()._make_server(), self._limits, self._on_header_timeout)
-
-
-class _Server(web.Server):
-    """aiohttp's server in everything but the class of its connections."""
-
-    def __init__(
-        self, server: web.Server, limits: Callable[[], ConnectionLimits], on_header_timeout: Callable[[], None]
-    ) -> None:
-        vars(self).update(vars(server))
-        self._limits = limits
-        self._on_header_timeout = on_header_timeout
-
-    def __call__(self) -> RequestHandler:
-        return ClientProtocol(
-            self, limits=self._limits(), on_header_timeout=self._on_header_timeout, loop=self._loop, **self._kwargs
-        )
+def end_writing(transport: asyncio.Transport) -> None:
+    """Send the FIN behind what has been written, where that can be done."""
+    if transport.can_write_eof() and not transport.is_closing():
+        with contextlib.suppress(OSError):  # it may be a reset that is yet to be seen
+            transport.write_eof()

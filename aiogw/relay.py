@@ -226,6 +226,10 @@ class RelayedRequest:
         Once the response has begun, that is in-band, in the dialect's form, or by breaking the connection off.
         """
         if self._ended.done():
+            if self._ended.cancelled() and self._record.granted_at is None:
+                # In this very turn: its handler has not come to leave the queue, and the gate has counted a refusal.
+                self._record.outcome = error.code
+                self._record.refused_at = time.monotonic()
             return
         self._let_go()
         self._record.outcome = error.code

@@ -1372,6 +1372,7 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self._protocol = protocol
         self._loop = loop
+        self.sock: socket.socket | None = None
         self.written = b""
         self.unsent = 0
         self.reading = True
@@ -1387,6 +1388,9 @@ class FakeTransport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.sock if name == "socket" else default
 
     def pause_reading(self) -> None:
         self.reading = False

@@ -40,6 +40,7 @@ BELOW_APP = (
     "record",
     "relay",
     "routing",
+    "server",
     "service",
     "sockets",
     "upstream",
@@ -61,6 +62,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "admission.queue": ("admission.capacity",),
         "admission.readings": (),
         "bodies": ("errors",),
+        "contentcoding": VOCABULARY,
         "clients": ("config",),
         "config": ("canonical", "config"),
         "dialects": (*VOCABULARY, "dialects", "sse"),
@@ -91,9 +93,10 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
         "metrics": ("", "admission.readings", "enginewatch", "listener", "record"),
-        "middleware": (*VOCABULARY, "bodies", "clientstream", "dialects", "record", "routing"),
-        "protocol": ("clientstream",),
+        "middleware": (*VOCABULARY, "bodies", "clientstream", "contentcoding", "dialects", "record", "routing"),
+        "protocol": (),
         "relay": (*VOCABULARY, *BELOW_RELAY),
+        "server": (*VOCABULARY, "clientstream", "protocol", "record"),
         "status": (*VOCABULARY, "admission.gate", "record"),
     },
     "composition": {
@@ -122,6 +125,7 @@ PURE = (
     "clients",
     "config",
     "bodies",
+    "contentcoding",
     "admission.capacity",
     "admission.estimate",
     "admission.queue",
@@ -133,7 +137,7 @@ IMPURE_IMPORTS = {"asyncio", "time", "logging", "socket", "aiohttp", "uvloop", "
 
 # Libraries that have one room, so that they can be replaced there.
 HOMES = {
-    "aiohttp": {"app", "clientstream", "middleware", "protocol", "relay", "status"},
+    "aiohttp": {"app", "clientstream", "middleware", "protocol", "relay", "server", "status"},
     "cattrs": {"config", "config.faults", "config.values"},
     "httptools": {"upstream.connection"},
     "prometheus_async": {"app"},
@@ -143,7 +147,7 @@ HOMES = {
     "uvloop": {"cli"},
 }
 
-MAX_LINES = 480
+MAX_LINES = 500
 
 
 def name_of(path: Path) -> str:

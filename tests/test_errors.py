@@ -70,6 +70,7 @@ def test_a_sentence_names_the_fields(error: GatewayError) -> None:
 
 
 DECIDED = {
+    "malformed_request": (400, False),
     "invalid_body": (400, False),
     "invalid_request": (400, False),
     "model_not_found": (404, False),
@@ -77,6 +78,7 @@ DECIDED = {
     "method_not_allowed": (405, False),
     "body_timeout": (408, False),
     "request_too_large": (413, False),
+    "unsupported_encoding": (415, False),
     "too_many_sequences": (422, False),
     "queue_full": (503, True),
     "queue_timeout": (503, True),
