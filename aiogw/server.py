@@ -18,6 +18,7 @@ from aiohttp.http import HttpProcessingError, HttpVersion10, HttpVersion11, RawR
 from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
 from aiogw.errors import GatewayError, MalformedRequest
+from aiogw.protocol import LINGER_SECONDS, ClientProtocol, end_writing
 from aiogw.record import RequestRecord, request_id_from
 
 log = logging.getLogger(__name__)
@@ -28,10 +29,6 @@ MAX_HEADER_FIELDS = 128
 
 # A scanner or a broken client must not fill the log.  The metric has them all.
 LINES_PER_MINUTE = 6
-
-# For so long, what a refused client still sends is read and dropped: closing on bytes that nobody has read is a reset,
-# which takes the answer away from a client that has not read it yet.
-LINGER_SECONDS = 1.0
 
 _REASONS = {
     "BadHttpMethod": "it does not begin with a method of HTTP/1.1",
@@ -89,7 +86,7 @@ class MalformedRequests:
         return head.encode("ascii") + document.body
 
 
-class ClientConnection(web.RequestHandler):
+class ClientConnection(ClientProtocol):
     """aiohttp's side of one client connection."""
 
     __slots__ = ("_malformed",)
@@ -129,8 +126,7 @@ class ClientConnection(web.RequestHandler):
         answer = self._malformed.refuse(error, kind)
         if self.transport is not None:
             self.transport.write(answer)
-            if self.transport.can_write_eof():
-                self.transport.write_eof()
+            end_writing(self.transport)
         self.close()
         return _Lingering(status=error.status, keep_alive=False)
 
