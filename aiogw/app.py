@@ -28,7 +28,7 @@ from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 from aiogw.enginewatch import EngineWatch
 from aiogw.lanes import CannotReload, Changes, Lanes
-from aiogw.metrics import Observer, Readings, StateCollector
+from aiogw.metrics import MALFORMED, Observer, Readings, StateCollector
 from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
 from aiogw.record import RequestRecord, configure_logging, tell
 from aiogw.relay import Relay
@@ -78,7 +78,7 @@ class Gateway:
         self._catalogue = Catalogue(learn=self._routes.learn)
         self._engine_watch = EngineWatch()
         self._observer = Observer()
-        self._malformed = MalformedRequests(render=dialects[0].render_error, observe=self._observer.observe)
+        self._malformed = MalformedRequests(render=dialects[0].render_error, count=MALFORMED.inc)
         self._collector = StateCollector(self._read_state)
 
     @property

@@ -110,6 +110,7 @@ GOLDEN = {
     "aiogw_grants_total": ("counter", {"upstream"}),
     "aiogw_refusals_total": ("counter", {"upstream", "reason"}),
     "aiogw_tokens_total": ("counter", {"upstream", "kind"}),
+    "aiogw_malformed_requests_total": ("counter", set()),
     "aiogw_endpoint_up": ("gauge", {"upstream", "endpoint"}),
     "aiogw_endpoint_slots_in_use": ("gauge", {"upstream", "endpoint"}),
     "aiogw_engine_running_requests": ("gauge", {"upstream"}),
