@@ -18,6 +18,7 @@ from prometheus_client.registry import REGISTRY, Collector
 from aiogw import __version__
 from aiogw.admission.readings import GateStatistics
 from aiogw.enginewatch import EngineReading
+from aiogw.listener import ListenerStatistics
 from aiogw.record import RequestRecord
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -101,6 +102,7 @@ class Readings:
 
     gates: Mapping[str, GateStatistics]
     engines: Mapping[str, EngineReading]
+    listener: ListenerStatistics | None
     draining: bool
     reload_successful: bool
 
@@ -126,6 +128,8 @@ class StateCollector(Collector):
         yield from _gate_families(readings.gates)
         yield from _endpoint_families(readings.gates)
         yield from _engine_families(readings.engines)
+        if readings.listener is not None:
+            yield from _connection_families(readings.listener)
         yield GaugeMetricFamily("aiogw_draining", "1 while the gateway shuts down.", value=float(readings.draining))
         yield GaugeMetricFamily(
             "aiogw_config_last_reload_successful",
@@ -196,3 +200,14 @@ def _engine_families(engines: Mapping[str, EngineReading]) -> Iterator[Metric]:
         waiting.add_metric([name], reading.waiting_requests)
         drift.add_metric([name], reading.drift_requests)
     yield from (running, waiting, drift)
+
+
+def _connection_families(reading: ListenerStatistics) -> Iterator[Metric]:
+    yield GaugeMetricFamily("aiogw_connections", "Connections of clients.", value=reading.connections)
+    yield GaugeMetricFamily("aiogw_connections_limit", "How many there may be.", value=reading.max_connections)
+    refused = CounterMetricFamily(
+        "aiogw_connections_refused", "Connections turned away, by what was missing.", labels=["reason"]
+    )
+    for reason, count in reading.refused_total.items():
+        refused.add_metric([reason], count)
+    yield refused

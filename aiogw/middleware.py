@@ -1,4 +1,4 @@
-"""What every request passes before it is relayed: its record, its dialect, its errors, its canonical form.
+"""What every request passes before it is relayed: record, dialect, errors, whose it is, canonical form.
 
 This is the only module that reads a request's head and body.  It may not know the gate or an upstream.
 """
@@ -9,11 +9,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
+from aiogw.auth import ANYBODY, Authenticator, Holder
 from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
 from aiogw.contentcoding import Inflater, content_coding
@@ -40,6 +42,7 @@ MAX_LOGGED_CHARACTERS = 200
 
 RECORD = web.RequestKey("RECORD", RequestRecord)
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("DIALECT", Dialect)
+HOLDER = web.RequestKey("HOLDER", Holder)
 CALL = web.RequestKey("CALL", Call)
 
 
@@ -110,6 +113,25 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _refuse(request, InternalFault())
 
 
+def authenticate(authenticator: Authenticator) -> Middleware:
+    """Find out whose request it is, before anything else of it is looked at, its body and its path included.
+
+    OPTIONS needs no key: a browser asks with it beforehand, cannot send one, and would never come to send the rest.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        holder = ANYBODY
+        if request.method != "OPTIONS":
+            headers = request.headers
+            holder = authenticator.holder(headers.getall("authorization", ()), headers.getall("x-api-key", ()))
+        request[HOLDER] = holder
+        request[RECORD].key = holder.name
+        return await handler(request)
+
+    return middleware
+
+
 def canonicalise(*, routes: Routes, max_body_bytes: Callable[[], int]) -> Middleware:
     """Answer what can be answered here; of the rest, read the whole body and leave its canonical form behind.
 
@@ -123,7 +145,7 @@ def canonicalise(*, routes: Routes, max_body_bytes: Callable[[], int]) -> Middle
         _check_framing(request)
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
-            return _respond(request, endpoint.answer(routes.models, request.query))
+            return _respond(request, endpoint.answer(routes.models_in(request[HOLDER].models), request.query))
         call = await _read_call(request, dialect, endpoint, routes, max_body_bytes())
         if isinstance(call, Document):
             return _respond(request, call)
@@ -141,7 +163,8 @@ async def _read_call(
     body = await _read_body(request, max_body_bytes)
     record = request[RECORD]
     record.request_bytes = len(body)
-    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, routes.find_engine)
+    find_engine = partial(routes.find_engine, allowed=request[HOLDER].models)
+    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, find_engine)
     if isinstance(call, Document):
         return call
     record.model = call.request.model

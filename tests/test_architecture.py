@@ -27,17 +27,22 @@ BELOW_RELAY = (
 BELOW_APP = (
     "",
     "admission",
+    "auth",
     "catalogue",
     "config",
+    "credentials",
     "departures",
     "dialects",
     "enginewatch",
+    "listener",
     "metrics",
     "middleware",
     "record",
     "relay",
     "routing",
     "server",
+    "service",
+    "sockets",
     "upstream",
 )
 
@@ -54,6 +59,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "deciding": {
         "admission.capacity": (),
         "admission.estimate": (),
+        "auth": ("errors",),
         "admission.queue": ("admission.capacity",),
         "admission.readings": (),
         "contentcoding": VOCABULARY,
@@ -68,6 +74,9 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "waiting": {
         "catalogue": (*VOCABULARY, "upstream"),
         "enginewatch": (*VOCABULARY, "upstream"),
+        "listener": ("config", "sockets"),
+        "service": (),
+        "sockets": ("config",),
         "admission.gate": (
             "errors",
             "admission.capacity",
@@ -83,22 +92,24 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "aiohttp.web": {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
-        "metrics": ("", "admission.readings", "enginewatch", "record"),
-        "middleware": (*VOCABULARY, "clientstream", "contentcoding", "dialects", "record", "routing"),
+        "metrics": ("", "admission.readings", "enginewatch", "listener", "record"),
+        "middleware": (*VOCABULARY, "auth", "clientstream", "contentcoding", "dialects", "record", "routing"),
         "relay": (*VOCABULARY, *BELOW_RELAY),
         "server": (*VOCABULARY, "clientstream", "record"),
         "status": (*VOCABULARY, "admission.gate", "record"),
     },
     "composition": {
         "app": (*VOCABULARY, *BELOW_APP, "assembly", "lanes", "status"),
-        "assembly": (*VOCABULARY, "admission.readings", "config", "relay", "routing", "upstream"),
-        "lanes": ("admission.gate", "admission.readings", "assembly", "config", "upstream.endpoints"),
-        "cli": ("", "app", "clients", "config", "dialects", "record", "status"),
+        "assembly": (*VOCABULARY, "admission.readings", "config", "credentials", "relay", "routing", "upstream"),
+        "lanes": ("admission.gate", "admission.readings", "assembly", "config", "credentials", "upstream.endpoints"),
+        "cli": ("", "app", "clients", "config", "credentials", "dialects", "record", "sockets", "status"),
+        "credentials": ("auth", "config"),
         "__main__": ("cli",),
     },
 }
 # No event loop, no clock, no socket and no log; most of the hard code is here.
 PURE = (
+    "auth",
     "canonical",
     "errors",
     "sse",
@@ -127,7 +138,7 @@ HOMES = {
     "uvloop": {"cli"},
 }
 
-MAX_LINES = 480
+MAX_LINES = 500
 
 
 def name_of(path: Path) -> str:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aiogw import __version__
 from aiogw.admission.readings import EndpointStatistics, GateStatistics
 from aiogw.enginewatch import EngineReading
+from aiogw.listener import ListenerStatistics
 from aiogw.metrics import Observer, Readings, StateCollector
 from aiogw.record import RequestRecord
 
@@ -58,6 +59,7 @@ class State:
         return Readings(
             gates=self.readings,
             engines=self.engines,
+            listener=ListenerStatistics(connections=3, max_connections=100, refused_total={"limit": 5, "tls": 1}),
             draining=self.draining,
             reload_successful=self.reload_successful,
         )
@@ -117,6 +119,9 @@ GOLDEN = {
     "aiogw_engine_waiting_requests": ("gauge", {"upstream"}),
     "aiogw_engine_drift_requests": ("gauge", {"upstream"}),
     "aiogw_config_last_reload_successful": ("gauge", set()),
+    "aiogw_connections": ("gauge", set()),
+    "aiogw_connections_limit": ("gauge", set()),
+    "aiogw_connections_refused_total": ("counter", {"reason"}),
     "aiogw_draining": ("gauge", set()),
     "aiogw_build_info": ("gauge", {"version", "python"}),
 }

@@ -386,6 +386,8 @@ async def test_whoever_stays_behind_a_refusal_is_left(rig: Rig) -> None:
     """A client that does not close its side keeps no descriptor here for longer than it takes to read the answer."""
     upstream = await rig.upstream()
     gateway = await rig.daemon(upstream)
+    # The event loop opens a file of its own for its first connection.
+    assert (await gateway.admin("/livez")).status == 200
     before = gateway.open_files
     client = await rig.client(gateway)
     await client.send(b"nonsense\r\n\r\n")

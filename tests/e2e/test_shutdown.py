@@ -111,7 +111,7 @@ async def test_stopping_with_requests_queued_and_in_flight(rig: Rig) -> None:
 
 
 async def test_the_drain_has_a_limit(rig: Rig, surface: Surface) -> None:
-    """What still runs after drain_timeout_seconds is aborted upstream and ended for its client as well as can be."""
+    """R57: what runs after drain_timeout_seconds is aborted upstream and ended for its client as well as can be."""
     upstream = await rig.upstream()
     daemon = await rig.daemon(upstream, cap=2, server={"drain_timeout_seconds": 0.3})
     streamed = await rig.post(daemon, surface, 1, stream=True)
@@ -188,6 +188,21 @@ async def test_a_departure_during_the_drain(rig: Rig) -> None:
     assert exchange.aborted
 
 
+async def test_a_stop_right_behind_many_departures(rig: Rig) -> None:
+    """R69: handlers that are cancelled just when the process stops hold nothing up, and nothing is told of them."""
+    upstream = await rig.upstream()
+    daemon = await rig.daemon(upstream, cap=10, engine_slots=11, queue_limit=10, server={"drain_timeout_seconds": 600})
+    clients = [await rig.post(daemon, OPENAI, tag, stream=tag % 2 == 0) for tag in range(20)]
+    await daemon.waiting(10)
+    for client in clients:
+        client.reset()
+    daemon.signal(signal.SIGTERM)
+    signalled_at = time.monotonic()
+    assert await daemon.exit_code() == 0
+    assert time.monotonic() - signalled_at < 2
+    await eventually(lambda: len(upstream.aborted) == len(upstream.exchanges))
+
+
 async def test_the_drain_says_what_it_does(rig: Rig) -> None:
     """The log has a line when the drain begins, when it is cut short and when it is over."""
     upstream = await rig.upstream()
@@ -209,7 +224,7 @@ def has_begun(pid: int) -> bool:
 
 
 async def test_a_signal_at_any_time_of_the_start(rig: Rig) -> None:
-    """Whenever it comes, the process ends in order, or by the signal itself while nothing runs that could take it."""
+    """R69: whenever it comes, the process ends in order, or by the signal while nothing runs that could take it."""
     upstream = await rig.upstream()
     began_at = time.monotonic()
     daemon = await rig.daemon(upstream)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from rig import (
@@ -24,6 +26,7 @@ from rig import (
     Rig,
     RunningGateway,
     Surface,
+    eventually,
     everywhere,
     everywhere_both_ways,
     framed,
@@ -166,6 +169,29 @@ async def test_silent_from_the_start(rig: Rig, surface: Surface, stream: bool, p
     await outcome(gateway, "upstream_timeout", 504)
     (exchange,) = upstream.exchanges
     assert exchange.aborted
+    await rig.check_usable(gateway, upstream)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_answer_in_time_counts_though_it_is_read_late(rig: Rig, begun: bool) -> None:
+    """A gateway that stood still past the time-out takes what has come meanwhile: the silence was its own."""
+    upstream = await rig.upstream()
+    gateway = await rig.daemon(upstream, first_byte_timeout_seconds=0.2, idle_timeout_seconds=0.2)
+    client = await rig.post(gateway, OPENAI, stream=True)
+    exchange = await upstream.exchange(0)
+    if begun:
+        exchange.begin_stream(FIRST_EVENT)
+        await client.read_head()
+    gateway.signal(signal.SIGSTOP)
+    stat = Path(f"/proc/{gateway.pid}/stat")
+    await eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    if not begun:
+        exchange.begin_stream(FIRST_EVENT)
+    exchange.end_stream(DONE)
+    await asyncio.sleep(0.4)  # twice the limit: the time-out is due before the answer is read
+    gateway.signal(signal.SIGCONT)
+
+    await gateway.record(outcome="completed")
     await rig.check_usable(gateway, upstream)
 
 

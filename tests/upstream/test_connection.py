@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 
 import pytest
 from rig import FakeTransport, Outcome
 
 from aiogw.errors import UpstreamBroken, UpstreamTimeout
-from aiogw.upstream.connection import MAX_HEAD_BYTES, Connection
+from aiogw.upstream.connection import MAX_HEAD_BYTES, UNREAD_GRACE_SECONDS, Connection
 
 REQUEST_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
 
@@ -488,6 +490,21 @@ async def test_no_head_in_time(received: bytes) -> None:
     assert (outcome.error.waiting_for, outcome.error.timeout_seconds) == ("the first byte", 0.03)
     assert outcome.untouched is False
     assert wire.transport.aborted
+
+
+async def test_bytes_that_stay_unread_buy_little_time() -> None:
+    """A time-out that is due while something lies unread waits for the loop to read it, and not for ever."""
+    wire = Wire(first_byte_timeout_seconds=0.03)
+    ours, upstreams = socket.socketpair()
+    with ours, upstreams:
+        wire.transport.sock = ours
+        upstreams.send(b"never read")
+        outcome = wire.request()
+        began_at = time.monotonic()
+        await outcome.end()
+        assert time.monotonic() - began_at >= 0.03 + UNREAD_GRACE_SECONDS - 0.01
+        assert isinstance(outcome.error, UpstreamTimeout)
+        assert wire.transport.aborted
 
 
 async def test_silence_in_the_body() -> None:
