@@ -29,7 +29,7 @@ from aiogw.dialects.base import Dialect
 from aiogw.enginewatch import EngineWatch
 from aiogw.lanes import CannotReload, Changes, Lanes
 from aiogw.listener import Listener
-from aiogw.metrics import HEADER_TIMEOUTS, Observer, Readings, StateCollector
+from aiogw.metrics import HEADER_TIMEOUTS, MALFORMED, Observer, Readings, StateCollector
 from aiogw.middleware import accept_expectation, authenticate, canonicalise, detect_dialect, keep_record, render_errors
 from aiogw.protocol import ConnectionLimits
 from aiogw.record import RequestRecord, configure_logging, tell
@@ -91,7 +91,7 @@ class Gateway:
         self._catalogue = Catalogue(learn=self._routes.learn)
         self._engine_watch = EngineWatch()
         self._observer = Observer()
-        self._malformed = MalformedRequests(render=dialects[0].render_error, observe=self._observer.observe)
+        self._malformed = MalformedRequests(render=dialects[0].render_error, count=MALFORMED.inc)
         self._collector = StateCollector(self._read_state)
 
     @property
