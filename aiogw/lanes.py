@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from attrs import define, frozen
 
 from aiogw import assembly
-from aiogw.admission.gate import Gate, UpstreamGate
+from aiogw.admission.door import Gate
+from aiogw.admission.gate import UpstreamGate
 from aiogw.admission.readings import GateStatistics, Limits
 from aiogw.config import Config
 from aiogw.credentials import Credentials

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from aiohttp import web
 from attrs import frozen
 
-from aiogw.admission.gate import DRAINING_RETRY_AFTER_SECONDS, Admission, Gate
+from aiogw.admission.door import Gate
+from aiogw.admission.gate import DRAINING_RETRY_AFTER_SECONDS, Admission
 from aiogw.canonical import ResponseHead
 from aiogw.clientstream import ClientStream
 from aiogw.departures import Departures

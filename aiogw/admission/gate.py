@@ -1,7 +1,7 @@
-"""The gate: one queue per upstream, and what a queue cannot do for itself: call back, keep deadlines, drain.
+"""The gate of one upstream: its queue, and what a queue cannot do for itself: call back, keep deadlines, drain.
 
-``Gate.enter`` is the only door.  The gate knows upstreams by a key, requests by a weight and two callbacks, and nothing
-else of either.  It never awaits: every change happens inside one call, in one step of the loop.
+It knows an upstream by its name, a request by a weight, whose it is and two callbacks, and nothing else of either.  It
+never awaits: every change happens inside one call, in one step of the loop.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class UpstreamGate:
         holder: str | None = None,
         places: int | None = None,
     ) -> Admission:
-        """See Gate.enter."""
+        """See ``door.Gate.enter``."""
         if self._draining:
             raise self._counted(self._draining_error())
         limits = self._limits
@@ -412,46 +412,3 @@ class UpstreamGate:
 
     def _draining_error(self) -> Draining:
         return Draining(upstream=self._upstream, retry_after_seconds=DRAINING_RETRY_AFTER_SECONDS)
-
-
-class Gate:
-    """All the gates of one gateway, by the normalised address of their upstream.
-
-    The key is the address so that two names for one address cannot become two gates for the same slots.
-    """
-
-    def __init__(self, gates: Mapping[str, UpstreamGate]) -> None:
-        self._gates = dict(gates)
-        self._left: set[UpstreamGate] = set()
-
-    def replace(self, gates: Mapping[str, UpstreamGate]) -> None:
-        """From now on enter through ``gates``; who is in one that is not among them goes on undisturbed."""
-        gone = {*self._gates.values(), *self._left} - set(gates.values())
-        self._gates = dict(gates)
-        self._left = {gate for gate in gone if not gate.idle}
-
-    def enter(
-        self,
-        address: str,
-        weight: int,
-        *,
-        granted: Callable[[Admission], None],
-        refused: Callable[[GatewayError], None],
-        holder: str | None = None,
-        places: int | None = None,
-    ) -> Admission:
-        """Ask for ``weight`` slots at ``address``.
-
-        ``holder`` is whose request it is, of whom at most ``places`` may wait there at once; None: any number.
-        ``granted`` is called with the admission once the slots are held, possibly before this returns; ``refused`` at
-        most once, when the wait ends without a grant, or when ``granted`` raised.  Both are called in the step in
-        which it happens.  Raises QueueFull, Draining or TooManySequences when there is nothing to wait for.
-        """
-        return self._gates[address].enter(weight, granted, refused, holder, places)
-
-    def drain(self) -> None:
-        for gate in {*self._gates.values(), *self._left}:
-            gate.drain()
-
-    def statistics(self, address: str) -> GateStatistics:
-        return self._gates[address].statistics()

@@ -23,7 +23,8 @@ from attrs import define
 from prometheus_async.aio.web import server_stats
 
 from aiogw import app, cli
-from aiogw.admission.gate import Admission, Gate, UpstreamGate
+from aiogw.admission.door import Gate
+from aiogw.admission.gate import Admission, UpstreamGate
 from aiogw.errors import GatewayError, InternalFault
 
 HEADER = "x-chaos-recount"
@@ -80,6 +81,7 @@ class Recount:
             *,
             granted: Callable[[Admission], None],
             refused: Callable[[GatewayError], None],
+            **whose: Any,
         ) -> Admission:
             began_at = time.monotonic()
             claim = Claim(weight=weight, entered=(began_at, began_at))
@@ -94,7 +96,7 @@ class Recount:
                 refused(error)
 
             try:
-                admission = enter(gate, address, weight, granted=told_granted, refused=told_refused)
+                admission = enter(gate, address, weight, granted=told_granted, refused=told_refused, **whose)
             except GatewayError as error:
                 self._refused(claim, error)
                 raise

@@ -20,7 +20,8 @@ from typing import Any
 from attrs import field, frozen
 
 from aiogw.admission.capacity import ONE_ENDPOINT
-from aiogw.admission.gate import Admission, Gate, UpstreamGate
+from aiogw.admission.door import Gate
+from aiogw.admission.gate import Admission, UpstreamGate
 from aiogw.admission.readings import Limits
 from aiogw.errors import (
     Draining,

@@ -16,8 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from aiogw.admission.door import Gate
 from aiogw.admission.estimate import DEVIATIONS, ENOUGH
-from aiogw.admission.gate import POSITIONS_SECONDS, Admission, Gate, UpstreamGate
+from aiogw.admission.gate import POSITIONS_SECONDS, Admission, UpstreamGate
 from aiogw.admission.queue import TicketState
 from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
 from aiogw.errors import (

@@ -8,7 +8,8 @@ import pytest
 from attrs import evolve
 from test_gate import Caller, House
 
-from aiogw.admission.gate import Gate, UpstreamGate
+from aiogw.admission.door import Gate
+from aiogw.admission.gate import UpstreamGate
 from aiogw.admission.queue import TicketState
 from aiogw.admission.readings import EndpointStatistics
 from aiogw.errors import GatewayError, TooManySequences, UpstreamUnavailable
