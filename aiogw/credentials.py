@@ -17,7 +17,8 @@ from pathlib import Path
 from attrs import field, frozen
 
 from aiogw.auth import Holder, Keyring
-from aiogw.config import Config, ConfigError, dotted
+from aiogw.config import Config, ConfigError, Finding, Key
+from aiogw.config.faults import dotted
 
 # The room that systemd makes for what LoadCredential= names, and guards by itself.
 DIRECTORY_VARIABLE = "CREDENTIALS_DIRECTORY"
@@ -42,31 +43,31 @@ class Credentials:
 
 def load(config: Config) -> Credentials:
     """Read all files that ``config`` names; raises ConfigError with every fault found."""
-    faults: list[str] = []
+    findings: list[Finding] = []
     keys: dict[Holder, bytes] = {}
     owners: dict[bytes, str] = {}
     for holder, key in config.auth.keys.items():
-        path = dotted("auth.keys", holder)
-        with _told_in(faults, f"{path}.{'credential' if key.file is None else 'file'}"):
+        path: Key = ("auth", "keys", holder)
+        with _told_in(findings, (*path, "credential" if key.file is None else "file")):
             secret = _secret(key.file, key.credential)
             if secret in owners:
                 raise _Unusable(f"the same key as {owners[secret]}")
-            owners[secret] = path
+            owners[secret] = dotted(path)
             models = None if key.models == "all" else frozenset(key.models)
             keys[Holder(name=holder, models=models, queue_places=key.queue_places)] = secret
     upstream_credentials: dict[str, str] = {}
     ssl_contexts: dict[str, ssl.SSLContext] = {}
     for name, upstream in config.upstreams.items():
-        path = dotted("upstreams", name)
+        path = ("upstreams", name)
         file, credential = upstream.credential_file, upstream.credential
         if file is not None or credential is not None:
-            with _told_in(faults, f"{path}.{'credential' if file is None else 'credential_file'}"):
+            with _told_in(findings, (*path, "credential" if file is None else "credential_file")):
                 upstream_credentials[name] = _secret(file, credential).decode()
         if upstream.speaks_tls:
-            with _told_in(faults, f"{path}.ca_file"):
+            with _told_in(findings, (*path, "ca_file")):
                 ssl_contexts[name] = _ssl_context(upstream.ca_file)
-    if faults:
-        raise ConfigError(faults)
+    if findings:
+        raise ConfigError(findings)
     return Credentials(
         keyring=Keyring.of(keys) if config.auth.mode == "keys" else None,
         upstreams=upstream_credentials,
@@ -75,11 +76,11 @@ def load(config: Config) -> Credentials:
 
 
 @contextlib.contextmanager
-def _told_in(faults: list[str], path: str) -> Iterator[None]:
+def _told_in(findings: list[Finding], key: Key) -> Iterator[None]:
     try:
         yield
     except _Unusable as error:
-        faults.append(f"{path}: {error}")
+        findings.append(Finding(key=key, text=str(error)))
 
 
 def _secret(file: str | None, credential: str | None) -> bytes:

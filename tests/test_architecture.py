@@ -159,7 +159,7 @@ HOMES = {
     "prometheus_async": {"app"},
     "prometheus_client": {"metrics", "enginewatch"},
     "tomli_w": {"config"},
-    "tomllib": {"config"},
+    "tomllib": {"config", "config.faults", "config.positions"},
     "uvloop": {"cli"},
 }
 

@@ -564,8 +564,45 @@ def test_an_unknown_key_is_refused_with_the_known_ones(key: Key, path: str) -> N
     """A misspelt key is found at every level, and the right spellings are beside it."""
     owner = next(name for name in TYPES if name[:-1] == key[:-1])
     (fault,) = faults_of(changed(key, 1))
-    assert fault.startswith(f"{path}: unknown key; known here: ")
-    assert owner[-1] in fault
+    start, known, names = fault.partition(" Known here: ")
+    assert known
+    assert start.startswith(f"{path}: unknown key")
+    assert owner[-1] in names.split(", ")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        (("colour",), "."),
+        (("upstream",), "; did you mean upstreams?"),
+        (("server", "log_levle"), "; did you mean log_level?"),
+        (("upstreams", "reasoning", "admission", "capp"), "; did you mean cap?"),
+        (("upstreams", "reasoning", "admission", "queue_timeout"), "; did you mean queue_timeout_seconds?"),
+        (("upstreams", "reasoning", "cap"), "; it belongs to [upstreams.NAME.admission]."),
+        (("listen",), "; it belongs to [server]."),
+        (("server", "upstreams"), "; it belongs to the top of the file."),
+        (("server", "credential"), "."),
+    ],
+)
+def test_an_unknown_key_has_a_likely_one_beside_it(key: Key, hint: str) -> None:
+    """The one that looks like it in the same table, or its own name in the only table that has it; else none."""
+    (fault,) = faults_of(changed(key, 1))
+    assert fault.startswith(f"{'.'.join(key)}: unknown key{hint} Known here: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        (("server", "log_level"), "warn", "; did you mean warning?"),
+        (("server", "log_level"), "loud", ""),
+        ((*DIALECT[:2], "aliases"), {"x": "org/bigg"}, "; did you mean org/big?"),
+        ((*HOLDER, "models"), ["raesoning"], "; did you mean reasoning?"),
+    ],
+)
+def test_a_value_that_is_nearly_one_of_those_allowed(key: Key, value: Any, hint: str) -> None:
+    """Where the allowed values are known, the one that was probably meant is named."""
+    (fault,) = faults_of(changed(key, value))
+    assert fault.endswith(hint) if hint else "did you mean" not in fault
 
 
 # -- addresses ------------------------------------------------------------------------------------------------------
@@ -756,12 +793,12 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
     (
         "model-at-two-upstreams",
         [(("upstreams", "embeddings", "models"), ["embeddings", "org/big"])],
-        'upstreams.embeddings.models: "org/big" already belongs to upstreams.reasoning',
+        'upstreams.embeddings.models.1: "org/big" already belongs to upstreams.reasoning',
     ),
     (
         "model-twice-at-one-upstream",
         [(("upstreams", "reasoning", "models"), ["reasoning", "a", "a"])],
-        'upstreams.reasoning.models: "a" already belongs to upstreams.reasoning',
+        'upstreams.reasoning.models.2: "a" already belongs to upstreams.reasoning',
     ),
     (
         "alias-that-is-a-model",
@@ -771,7 +808,7 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
     (
         "model-that-is-an-alias-elsewhere",
         [(("upstreams", "embeddings", "models"), ["claude-reasoning"])],
-        'upstreams.embeddings.models: "claude-reasoning" already belongs to upstreams.reasoning',
+        'upstreams.embeddings.models.0: "claude-reasoning" already belongs to upstreams.reasoning',
     ),
     (
         "alias-for-two-models",
@@ -817,7 +854,7 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
     (
         "holder-of-no-model",
         [((*HOLDER, "models"), ["claude-reasoning", "reasoning", "gpt"])],
-        'auth.keys.reasoning.models: no upstream serves "gpt"',
+        'auth.keys.reasoning.models.2: no upstream serves "gpt"',
     ),
     (
         "two-places-for-a-credential",
@@ -1013,7 +1050,7 @@ def test_notes_of_others_are_no_part_of_a_path() -> None:
     error = ValueError("x")
     error.add_note("somebody else's")
     error.add_note(AttributeValidationNote("structuring", "cap", int))
-    assert ["cap: x"] == list(value_faults(BaseValidationError("x", [error], Config), ""))
+    assert ["cap: x"] == [str(one) for one in value_faults(BaseValidationError("x", [error], Config), {})]
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -1055,7 +1092,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     [
         (lambda path: None, "no such file or directory"),
         (lambda path: path.mkdir(), "is a directory"),
-        (lambda path: path.write_bytes(b"a = '\xff'"), "not UTF-8 text (byte 5)"),
+        (lambda path: path.write_bytes(b"# \xc3\xbc\na = '\xff'"), "not UTF-8 text"),
     ],
     ids=["missing", "directory", "not-utf-8"],
 )
@@ -1065,7 +1102,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, prepare: Callable[[Path], ob
     prepare(path)
     with pytest.raises(ConfigError) as caught:
         config.load(path)
-    assert [f"{path}: {expected}"] == caught.value.faults
+    place = f"{path}:2:6" if "UTF" in expected else path
+    assert [f"{place}: {expected}"] == caught.value.faults
 
 
 # -- there and back -------------------------------------------------------------------------------------------------

@@ -7,17 +7,18 @@ are used for.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NewType, get_args, get_type_hints
 
 import tomli_w
-from attrs import asdict, field, frozen
+from attrs import asdict, field, fields, frozen, has
 from cattrs.errors import BaseValidationError
 from cattrs.gen import make_dict_structure_fn
 
 from aiogw.canonical import Engine
-from aiogw.config.faults import cross_faults, dotted, value_faults
+from aiogw.config.faults import Finding, cross_faults, placed, value_faults
+from aiogw.config.positions import Key, line_and_column
 from aiogw.config.values import (
     Aliases,
     Count,
@@ -44,16 +45,19 @@ __all__ = [
     "ConfigError",
     "DialectConfig",
     "EndpointConfig",
+    "Finding",
+    "Key",
     "KeyConfig",
     "ListenAddress",
     "ServerConfig",
     "TlsConfig",
     "UpstreamAddress",
     "UpstreamConfig",
-    "dotted",
     "dumps",
     "load",
     "loads",
+    "place",
+    "tables",
 ]
 
 Unlimited = Literal["unlimited"]
@@ -65,9 +69,10 @@ _engine = Engine(model="")
 class ConfigError(Exception):
     """A configuration that cannot be used; ``faults`` has one line for each thing that is wrong."""
 
-    def __init__(self, faults: list[str]) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = faults
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = findings
+        self.faults = [str(one) for one in findings]
+        super().__init__("\n".join(self.faults))
 
 
 @frozen(kw_only=True)
@@ -201,15 +206,50 @@ class Config:
     upstreams: Mapping[str, UpstreamConfig]
 
 
+def tables(type_: Any = Config, header: str = "") -> Iterator[tuple[str, type[Any]]]:
+    """Each class of tables that a configuration can have, with its header; NAME is for the operator to choose."""
+    type_ = getattr(type_, "__supertype__", type_)
+    if has(type_):
+        if type_ in (ListenAddress, UpstreamAddress):
+            return
+        yield header, type_
+        for name, inner in get_type_hints(type_).items():
+            yield from tables(inner, f"{header}.{name}".lstrip("."))
+    else:
+        for inner in get_args(type_):
+            yield from tables(inner, f"{header}.NAME" if getattr(type_, "__origin__", None) is Mapping else header)
+
+
 def load(path: Path) -> Config:
     """Read and validate the file at ``path``; raises ConfigError, also for a file that cannot be read."""
+    text = _read(path)
     try:
-        text = path.read_bytes().decode()
+        return loads(text)
+    except ConfigError as error:
+        raise ConfigError(placed(error.findings, text, str(path))) from None
+
+
+def place(error: ConfigError, path: Path) -> ConfigError:
+    """The same, with the places in the file at ``path``, for faults that were found in what had been loaded from it."""
+    if all(one.place for one in error.findings):
+        return error
+    try:
+        return ConfigError(placed(error.findings, _read(path), str(path)))
+    except ConfigError:
+        return error
+
+
+def _read(path: Path) -> str:
+    try:
+        content = path.read_bytes()
     except OSError as error:
-        raise ConfigError([f"{path}: {(error.strerror or str(error)).lower()}"]) from None
+        raise ConfigError([Finding(text=(error.strerror or str(error)).lower(), place=str(path))]) from None
+    try:
+        return content.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: not UTF-8 text (byte {error.start})"]) from None
-    return loads(text)
+        before = content[: error.start].decode()
+        line, column = line_and_column(before, len(before))
+        raise ConfigError([Finding(text="not UTF-8 text", place=f"{path}:{line}:{column}")]) from None
 
 
 def loads(text: str) -> Config:
@@ -218,16 +258,16 @@ def loads(text: str) -> Config:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         # Not only TOMLDecodeError: an integer of thousands of digits and deep nesting have errors of their own.
-        raise ConfigError([f"not valid TOML: {error}"]) from None
-    faults: list[str] = []
+        raise ConfigError([Finding(text=f"not valid TOML: {error}")]) from None
+    findings: list[Finding] = []
     config: Config | None = None
     try:
         config = _converter.structure(raw, Config)
     except BaseValidationError as error:
-        faults = list(value_faults(error, ""))
-    faults += cross_faults(raw)
-    if faults or config is None:
-        raise ConfigError(faults)
+        findings = list(value_faults(error, _HOMES))
+    findings += cross_faults(raw)
+    if findings or config is None:
+        raise ConfigError(findings)
     return config
 
 
@@ -292,6 +332,13 @@ def _allowed_models(value: Any, _type: Any) -> Names | All:
         raise Fault(f'expected an array of names of models, or "all", found {shown(value)}')
     return _converter.structure(value, Names)
 
+
+# Keys that are at home in one table only, for whoever puts them into another.
+_HOMES: dict[str, str] = {}
+_SEVERAL = ""
+for _header, _class in tables():
+    for _one in fields(_class):
+        _HOMES[_one.name] = _SEVERAL if _one.name in _HOMES else f"[{_header}]" if _header else "the top of the file"
 
 _converter = value_converter()
 _converter.register_structure_hook_func(lambda type_: type_ == AdmissionConfig | Unlimited, _admission)

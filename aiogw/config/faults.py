@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
-from attrs import fields
+from attrs import evolve, fields, frozen
 from cattrs.errors import (
     AttributeValidationNote,
     BaseValidationError,
@@ -15,44 +16,72 @@ from cattrs.errors import (
     IterableValidationNote,
 )
 
-from aiogw.config.values import Fault, listen_address, shown, toml, upstream_address
+from aiogw.config.positions import Key, Positions, of_syntax_error
+from aiogw.config.values import Fault, listen_address, nearest, shown, toml, upstream_address
 
 
-def value_faults(error: BaseException, path: str) -> Iterator[str]:
-    """One line for each leaf of cattrs' tree of errors."""
+@frozen(kw_only=True)
+class Finding:
+    """One thing that is wrong: with the value at ``key``, or with its name.  ``place`` is "FILE:LINE:COLUMN"."""
+
+    text: str
+    key: Key = ()
+    is_of_name: bool = False
+    place: str | None = None
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.place, dotted(self.key), self.text) if part)
+
+
+def placed(findings: Sequence[Finding], text: str, file: str) -> list[Finding]:
+    """With the places of their keys in ``text``, in the order in which they stand there."""
+    try:
+        tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason, where = of_syntax_error(text, error)
+        place = f"{file}:{where[0]}:{where[1]}" if where else file
+        return [Finding(text=f"not valid TOML: {reason}", place=place)]
+    positions = Positions(text)
+    places = [positions.of_name(one.key) if one.is_of_name else positions.of(one.key) for one in findings]
+    ordered = sorted(zip(places, findings, strict=True), key=itemgetter(0))
+    return [evolve(one, place=f"{file}:{line}:{column}") for (line, column), one in ordered]
+
+
+def value_faults(error: BaseException, homes: Mapping[str, str], key: Key = ()) -> Iterator[Finding]:
+    """One for each leaf of cattrs' tree of errors.  ``homes`` has the one table of a key."""
     if isinstance(error, BaseValidationError):
         for inner in error.exceptions:
-            yield from value_faults(inner, path + _step(inner))
+            yield from value_faults(inner, homes, (*key, *_step(inner)))
     elif isinstance(error, ForbiddenExtraKeysError):
-        known = ", ".join(one.name for one in fields(error.cl))
-        for key in sorted(error.extra_fields):
-            yield f"{dotted(path, key)}: unknown key; known here: {known}"
+        known = [one.name for one in fields(error.cl)]
+        for name in sorted(error.extra_fields):
+            home = homes.get(name)
+            hint = f"; it belongs to {home}." if home else nearest(name, known) or "."
+            text = f"unknown key{hint} Known here: {', '.join(known)}"
+            yield Finding(key=(*key, name), text=text, is_of_name=True)
     elif isinstance(error, KeyError):
-        yield f"{path.lstrip('.')}: missing; it has no default"
+        yield Finding(key=key, text="missing; it has no default")
     else:
-        yield f"{path.lstrip('.')}: {error}"
+        yield Finding(key=key, text=str(error))
 
 
-def _step(error: BaseException) -> str:
+def _step(error: BaseException) -> Key:
     for note in getattr(error, "__notes__", ()):
         if isinstance(note, AttributeValidationNote):
-            return f".{note.name}"
+            return (note.name,)
         if isinstance(note, IterableValidationNote):
-            return f".{_key(str(note.index))}"
-    return ""
+            return (note.index,)
+    return ()
 
 
-def dotted(path: str, key: str) -> str:
-    """The full path of ``key`` in the table at ``path``."""
-    return f"{path}.{_key(key)}".lstrip(".")
+def dotted(key: Key) -> str:
+    """The full path of a key, as TOML writes it: each name bare if it can be, else quoted."""
+    return ".".join(
+        str(name) if isinstance(name, int) or re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name) for name in key
+    )
 
 
-def _key(key: str) -> str:
-    """A key as TOML writes it: bare if it can be, else quoted."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
-
-
-def cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
+def cross_faults(raw: Mapping[str, Any]) -> Iterator[Finding]:
     """What only shows when several values are seen together.
 
     Works on the raw tables, so that a fault in one place does not hide those in another.
@@ -64,34 +93,39 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
     for name, table in tables.items():
         if not isinstance(table, dict):
             continue
-        path = f"upstreams.{_key(name)}"
+        path: Key = ("upstreams", name)
         models = table.get("models")
-        for model in models if isinstance(models, list) else ():
+        for position, model in enumerate(models if isinstance(models, list) else ()):
             if not isinstance(model, str):
                 continue
             if model in model_owner:
-                yield f"{path}.models: {toml(model)} already belongs to upstreams.{model_owner[model]}"
+                text = f"{toml(model)} already belongs to {dotted(('upstreams', model_owner[model]))}"
+                yield Finding(key=(*path, "models", position), text=text)
             model_owner.setdefault(model, name)
         aliases = table.get("aliases")
         for alias, model in aliases.items() if isinstance(aliases, dict) else ():
+            key = (*path, "aliases", alias)
             if alias in model_owner:
-                yield f"{path}.aliases.{_key(alias)}: already the name of a model of upstreams.{model_owner[alias]}"
+                text = f"already the name of a model of {dotted(('upstreams', model_owner[alias]))}"
+                yield Finding(key=key, text=text, is_of_name=True)
             model_owner.setdefault(alias, name)
             if _are_names(models) and isinstance(model, str) and model and model not in (models or ()):
-                yield f"{path}.aliases.{_key(alias)}: expected one of {path}.models, found {shown(model)}"
+                expected = f"expected one of {dotted((*path, 'models'))}"
+                yield Finding(key=key, text=f"{expected}, found {shown(model)}{nearest(model, models or ())}")
         for where, url in _urls(table):
             try:
-                key = upstream_address(url, None).key
+                address = upstream_address(url, None).key
             except Fault:
                 continue
-            if key in address_owner:
-                yield (
-                    f"{path}.{where}: the same address as {address_owner[key]} ({key}); one address has one gate, so "
-                    "list all its models under one upstream"
+            if address in address_owner:
+                text = (
+                    f"the same address as {address_owner[address]} ({address}); one address has one gate, so list all "
+                    "its models under one upstream"
                 )
-            address_owner.setdefault(key, f"{path}.{where}")
+                yield Finding(key=(*path, *where), text=text)
+            address_owner.setdefault(address, dotted((*path, *where)))
         yield from _endpoint_faults(path, table)
-        yield from _admission_faults(f"{path}.admission", table)
+        yield from _admission_faults((*path, "admission"), table)
         yield from _upstream_file_faults(path, table)
     auth = raw.get("auth")
     if isinstance(auth, dict):
@@ -108,92 +142,103 @@ def _are_names(models: Any) -> bool:
     return isinstance(models, list) and all(isinstance(model, str) for model in models)
 
 
-def _upstream_file_faults(path: str, table: Mapping[str, Any]) -> Iterator[str]:
+def _upstream_file_faults(path: Key, table: Mapping[str, Any]) -> Iterator[Finding]:
     if "credential" in table and "credential_file" in table:
-        yield f"{path}.credential_file: there is a credential, too; expected one of them"
+        text = "there is a credential, too; expected one of them"
+        yield Finding(key=(*path, "credential_file"), text=text, is_of_name=True)
     urls = [url for _, url in _urls(table) if isinstance(url, str)]
     if "ca_file" in table and urls and not any(url.lower().startswith("https:") for url in urls):
-        yield f"{path}.ca_file: only for an https url"
+        yield Finding(key=(*path, "ca_file"), text="only for an https url", is_of_name=True)
 
 
-def _auth_faults(auth: Mapping[str, Any], served: Mapping[str, str] | None) -> Iterator[str]:
+def _auth_faults(auth: Mapping[str, Any], served: Mapping[str, str] | None) -> Iterator[Finding]:
     mode, keys = auth.get("mode"), auth.get("keys", {})
     if mode == "keys" and not keys:
-        yield 'auth.keys: expected at least one holder of a key, since auth.mode is "keys"'
+        text = 'expected at least one holder of a key, since auth.mode is "keys"'
+        yield Finding(key=("auth", "keys"), text=text)
     if mode == "none" and keys:
-        yield 'auth.keys: only with auth.mode = "keys": nobody is asked for a key'
+        yield Finding(key=("auth", "keys"), text='only with auth.mode = "keys": nobody is asked for a key')
     for name, table in keys.items() if isinstance(keys, dict) else ():
         if not isinstance(table, dict):
             continue
-        path = dotted("auth.keys", name)
+        path = ("auth", "keys", name)
         if ("file" in table) == ("credential" in table):
-            yield f"{path}: expected one of file and credential, found {'both' if 'file' in table else 'none'}"
+            found = "both" if "file" in table else "none"
+            yield Finding(key=path, text=f"expected one of file and credential, found {found}")
         models = table.get("models")
         if served is not None and isinstance(models, list) and _are_names(models):
-            for model in models:
+            for position, model in enumerate(models):
                 if model and model not in served:
-                    yield f"{path}.models: no upstream serves {toml(model)}"
+                    text = f"no upstream serves {toml(model)}{nearest(model, served)}"
+                    yield Finding(key=(*path, "models", position), text=text)
 
 
-def _listen_faults(server: Mapping[str, Any]) -> Iterator[str]:
+def _listen_faults(server: Mapping[str, Any]) -> Iterator[Finding]:
     try:
         listen, admin_listen = (listen_address(server.get(key), None) for key in ("listen", "admin_listen"))
     except Fault:
         return
     # Port 0 asks the kernel for a free port each time, so two of them are two places.
     if listen == admin_listen and listen.port != 0:
-        yield "server.admin_listen: the same address as server.listen"
+        yield Finding(key=("server", "admin_listen"), text="the same address as server.listen")
 
 
-def _memory_faults(server: Mapping[str, Any]) -> Iterator[str]:
+def _memory_faults(server: Mapping[str, Any]) -> Iterator[Finding]:
     largest, all_together = server.get("max_body_bytes"), server.get("body_memory_bytes")
     if type(largest) is int and type(all_together) is int and all_together < largest:
-        yield f"server.body_memory_bytes: expected at least max_body_bytes ({largest}), found {shown(all_together)}"
+        text = f"expected at least max_body_bytes ({largest}), found {shown(all_together)}"
+        yield Finding(key=("server", "body_memory_bytes"), text=text)
 
 
-def _urls(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _urls(table: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
     if "url" in table:
-        yield "url", table["url"]
+        yield ("url",), table["url"]
     endpoints = table.get("endpoints")
     for position, endpoint in enumerate(endpoints if isinstance(endpoints, list) else ()):
         if isinstance(endpoint, dict) and "url" in endpoint:
-            yield f"endpoints.{position}.url", endpoint["url"]
+            yield ("endpoints", position, "url"), endpoint["url"]
 
 
-def _endpoint_faults(path: str, table: Mapping[str, Any]) -> Iterator[str]:
+def _endpoint_faults(path: Key, table: Mapping[str, Any]) -> Iterator[Finding]:
     if "endpoints" not in table:
         if "url" not in table:
-            yield f"{path}.url: missing; it has no default"
+            yield Finding(key=(*path, "url"), text="missing; it has no default")
         if "resolve" in table:
-            yield f"{path}.resolve: needs endpoints, since each address has slots of its own"
+            text = "needs endpoints, since each address has slots of its own"
+            yield Finding(key=(*path, "resolve"), text=text, is_of_name=True)
         return
     if "url" in table:
-        yield f"{path}.endpoints: expected either url or endpoints, found both"
+        text = "expected either url or endpoints, found both"
+        yield Finding(key=(*path, "endpoints"), text=text, is_of_name=True)
     if table.get("admission") == "unlimited":
-        yield f"{path}.admission: expected a table with a cap, since endpoints are chosen by their free slots"
+        text = "expected a table with a cap, since endpoints are chosen by their free slots"
+        yield Finding(key=(*path, "admission"), text=text)
     if table.get("resolve") == "every-address":
         for where, url in _urls(table):
             if isinstance(url, str) and url.startswith("unix:"):
-                yield f"{path}.{where}: expected a host name, since resolve is set, found {shown(url)}"
+                text = f"expected a host name, since resolve is set, found {shown(url)}"
+                yield Finding(key=(*path, *where), text=text)
 
 
-def _admission_faults(path: str, table: Mapping[str, Any]) -> Iterator[str]:
+def _admission_faults(path: Key, table: Mapping[str, Any]) -> Iterator[Finding]:
     admission = table.get("admission")
     if not isinstance(admission, dict):
         return
     cap, engine_slots = admission.get("cap"), admission.get("engine_slots")
     if "endpoints" in table:
         if "engine_slots" in admission:
-            yield f"{path}.engine_slots: expected with each of endpoints, and not here"
+            text = "expected with each of endpoints, and not here"
+            yield Finding(key=(*path, "engine_slots"), text=text, is_of_name=True)
         engine_slots = _sum_of_slots(table)
     elif "engine_slots" not in admission:
-        yield f"{path}.engine_slots: missing; it has no default"
+        yield Finding(key=(*path, "engine_slots"), text="missing; it has no default")
     if type(cap) is int and type(engine_slots) is int and cap >= engine_slots:
-        yield f"{path}.cap: expected less than engine_slots ({engine_slots}), found {shown(cap)}"
+        text = f"expected less than engine_slots ({engine_slots}), found {shown(cap)}"
+        yield Finding(key=(*path, "cap"), text=text)
     shortest, longest = admission.get("retry_after_min_seconds"), admission.get("retry_after_max_seconds")
     if type(shortest) is int and type(longest) is int and shortest > longest:
         expected = f"expected at most retry_after_max_seconds ({longest})"
-        yield f"{path}.retry_after_min_seconds: {expected}, found {shown(shortest)}"
+        yield Finding(key=(*path, "retry_after_min_seconds"), text=f"{expected}, found {shown(shortest)}")
 
 
 def _sum_of_slots(table: Mapping[str, Any]) -> int | None:

@@ -5,12 +5,13 @@ No conversion and no guess: ``"8"``, ``2.9`` and ``true`` are not integers.  Not
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import json
 import math
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NewType
 
 import cattrs
@@ -107,6 +108,13 @@ def toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A question to put behind a fault, or nothing if none of ``known`` looks like ``word``."""
+    for one in difflib.get_close_matches(word, known, n=1):
+        return f"; did you mean {one}?"
+    return ""
+
+
 def _whole_number(expected: str, minimum: int, maximum: float) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _type: Any) -> int:
         # type(), not isinstance: a TOML boolean is an int to Python.
@@ -153,7 +161,8 @@ def _credential_name(value: Any, _type: Any) -> str:
 def _choice(value: Any, type_: Any) -> Any:
     allowed = type_.__args__
     if type(value) is not str or value not in allowed:
-        raise Fault(f"expected {' or '.join(toml(one) for one in allowed)}, found {shown(value)}")
+        hint = nearest(value, allowed) if isinstance(value, str) else ""
+        raise Fault(f"expected {' or '.join(toml(one) for one in allowed)}, found {shown(value)}{hint}")
     return value
 
 
