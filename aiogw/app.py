@@ -34,6 +34,7 @@ from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, k
 from aiogw.record import RequestRecord, configure_logging, tell
 from aiogw.relay import Relay
 from aiogw.routing import Routes
+from aiogw.status.serving import State, Status
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Gateway:
         self._engine_watch = EngineWatch()
         self._observer = Observer()
         self._collector = StateCollector(self._read_state)
+        self._status = Status(self._read_status)
 
     @property
     def addresses(self) -> tuple[Any, ...]:
@@ -188,6 +190,15 @@ class Gateway:
             reload_successful=self._reload_successful,
         )
 
+    def _read_status(self) -> State:
+        return State(
+            gates=self._lanes.statistics(),
+            place_seconds=self._lanes.place_seconds(),
+            engines=self._engine_watch.readings,
+            progress=self._relay.progress(),
+            draining=self._relay.draining,
+        )
+
     async def stop(self) -> None:
         """Stop accepting, refuse who waits, let who runs finish within the drain limit, end the rest in-band."""
         if self._serving:
@@ -195,6 +206,7 @@ class Gateway:
             await self._drain()
         if self._reloading is not None:
             self._reloading.cancel()
+        self._status.close()
         await self._catalogue.stop()
         await self._engine_watch.stop()
         for runner in self._runners:
@@ -236,6 +248,7 @@ class Gateway:
         application.router.add_get("/metrics", server_stats)
         application.router.add_get("/livez", self._livez)
         application.router.add_get("/readyz", self._readyz)
+        self._status.start(application)
         return application
 
     async def _livez(self, _request: web.Request) -> web.Response:
@@ -255,6 +268,7 @@ class Gateway:
 
     def _observe(self, record: RequestRecord) -> None:
         self._observer.observe(record)
+        self._status.observe(record)
         tell(record)
 
     async def _listen(self, application: web.Application, address: ListenAddress, purpose: str) -> None:
