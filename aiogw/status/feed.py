@@ -1,4 +1,4 @@
-"""The feed: whoever watches gets a snapshot, then the changes, at most five a second; who cannot follow, a snapshot again.
+"""The feed: who watches gets a snapshot, then changes, at most five a second; who cannot follow, a snapshot again.
 
 Nothing is read while nobody watches.  No watcher has a queue: there is one change for all, and one that has missed it
 needs the next snapshot.  Nothing here may know what a document says.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -39,7 +39,7 @@ class Feed:
     def watchers(self) -> int:
         return self._watchers
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events, until the feed is closed; to be closed by whoever iterates."""
         self._watchers += 1
         try:

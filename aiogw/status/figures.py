@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 def seconds(value: float) -> str:
     """``0.4 s``, ``12 s``, ``2 min 05 s``, ``3 h 07 min``: never more than three digits that matter."""
@@ -65,3 +68,41 @@ def kind_of_ending(outcome: str) -> str:
     if outcome == "completed":
         return "ok"
     return "left" if outcome == "client_gone" else "bad"
+
+
+# -- an upstream of a status document, in words
+
+
+def slots_text(one: Mapping[str, Any]) -> str:
+    used = one["slots_in_use"] + one["slots_settling"]
+    return f"{used} of {one['cap']}" if "cap" in one else str(used)
+
+
+def queue_text(one: Mapping[str, Any]) -> str:
+    return f"{one['waiting']} of {one['queue_limit']}"
+
+
+def is_full(one: Mapping[str, Any]) -> bool:
+    return bool(one["waiting"] >= one["queue_limit"] and one["slots_in_use"] + one["slots_settling"] >= one["cap"])
+
+
+def newcomer_text(one: Mapping[str, Any]) -> str:
+    """What a request that came now would meet."""
+    if is_full(one):
+        return "is refused"
+    wait_seconds = one.get("newcomer_wait_seconds")
+    if wait_seconds is None:
+        return "not known yet"
+    return f"waits ≈ {seconds(wait_seconds)}" if wait_seconds else "runs at once"
+
+
+def waits_text(one: Mapping[str, Any]) -> str:
+    if "wait_p50_seconds" not in one:
+        return "last 5 min: no requests"
+    p50, p95 = seconds(one["wait_p50_seconds"]), seconds(one["wait_p95_seconds"])
+    return f"last 5 min: half waited ≤ {p50}, 95 % ≤ {p95}"
+
+
+def plain(text: object) -> str:
+    """``text`` with nothing in it that a terminal would obey: some of it was chosen by clients."""
+    return "".join(one if one.isprintable() else "�" for one in str(text))

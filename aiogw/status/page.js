@@ -218,8 +218,8 @@
         const text = full ? "is refused"
           : wait === undefined ? "not known yet" : wait ? "waits ≈ " + seconds(wait) : "runs at once";
         this.newcomer.show(text);
-        setText(this.newcomer.under, "waited: " + (one.wait_p50_seconds === undefined ? "nobody in five minutes"
-          : "half ≤ " + seconds(one.wait_p50_seconds) + ", 95 % ≤ " + seconds(one.wait_p95_seconds)));
+        setText(this.newcomer.under, "last 5 min: " + (one.wait_p50_seconds === undefined ? "no requests"
+          : "half waited ≤ " + seconds(one.wait_p50_seconds) + ", 95 % ≤ " + seconds(one.wait_p95_seconds)));
       }
       this.running.show(others.map(row => [
         ...origin(row), PHASES[row.phase], seconds(now - row.arrived_at),

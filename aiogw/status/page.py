@@ -102,7 +102,7 @@ def _drawing(one: Document, running: list[Document], waiting: list[Document], no
     cells += ["<li></li>"] * (one.get("cap", 0) - len(cells))
     many = " many" if len(cells) > MANY else ""
     drawn = f'<span>Slots</span><ol class="cells slots{many}">{"".join(cells)}</ol>'
-    label = f"{slots_text(one)} slots in use"
+    label = f"{figures.slots_text(one)} slots in use"
     if "cap" in one:
         shown = waiting[:MOST_PLACES]
         places = [f"<li>{_chip(row, now - row['entered_at'])}</li>" for row in shown]
@@ -110,7 +110,7 @@ def _drawing(one: Document, running: list[Document], waiting: list[Document], no
         if one["waiting"] > len(shown):
             places.append(f'<li class="more">and {one["waiting"] - len(shown)} more</li>')
         drawn += f'<span>Queue</span><ol class="cells queue">{"".join(places)}</ol>'
-        label += f", {queue_text(one)} places in the queue taken"
+        label += f", {figures.queue_text(one)} places in the queue taken"
     hidden = "" if cells or "cap" in one else " hidden"
     return f'<div class="drawing" role="img" aria-label="{label}"{hidden}>{drawn}</div>'
 
@@ -121,46 +121,25 @@ def _chip(row: Document, seconds: float) -> str:
     return f'<span class="chip {phase}" title="{title}">{figures.short_seconds(seconds)}</span>'
 
 
-def slots_text(one: Document) -> str:
-    used = one["slots_in_use"] + one["slots_settling"]
-    return f"{used} of {one['cap']}" if "cap" in one else str(used)
-
-
-def queue_text(one: Document) -> str:
-    return f"{one['waiting']} of {one['queue_limit']}"
-
-
-def is_full(one: Document) -> bool:
-    return bool(one["waiting"] >= one["queue_limit"] and one["slots_in_use"] + one["slots_settling"] >= one["cap"])
-
-
-def newcomer_text(one: Document) -> str:
-    """What a request that came now would meet."""
-    if is_full(one):
-        return "is refused"
-    seconds = one.get("newcomer_wait_seconds")
-    if seconds is None:
-        return "not known yet"
-    return f"waits ≈ {figures.seconds(seconds)}" if seconds else "runs at once"
-
-
-def waits_text(one: Document) -> str:
-    if "wait_p50_seconds" not in one:
-        return "nobody in five minutes"
-    return f"half ≤ {figures.seconds(one['wait_p50_seconds'])}, 95 % ≤ {figures.seconds(one['wait_p95_seconds'])}"
-
-
 def _tiles(one: Document) -> str:
     samples = list(one["history"].values())
     settling = f"<small>{one['slots_settling']} settling</small>" if one["slots_settling"] else ""
     settling = settling if "cap" in one else "<small>no limit</small>"
-    tiles = [_tile("Slots in use", slots_text(one), settling, _spark([s[0] for s in samples], one.get("cap", 1)))]
+    tiles = [
+        _tile("Slots in use", figures.slots_text(one), settling, _spark([s[0] for s in samples], one.get("cap", 1)))
+    ]
     if "cap" in one:
         oldest = figures.seconds(one["oldest_wait_seconds"]) if one["waiting"] else "nobody waits"
         tiles += [
-            _tile("In the queue", queue_text(one), "", _spark([s[1] for s in samples], 1), full=is_full(one)),
+            _tile(
+                "In the queue",
+                figures.queue_text(one),
+                "",
+                _spark([s[1] for s in samples], 1),
+                full=figures.is_full(one),
+            ),
             _tile("Oldest wait", oldest, "", _spark([s[2] for s in samples], 1)),
-            _tile("A newcomer", newcomer_text(one), f"<br><small>waited: {waits_text(one)}</small>", ""),
+            _tile("A newcomer", figures.newcomer_text(one), f"<br><small>{figures.waits_text(one)}</small>", ""),
         ]
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 

@@ -25,7 +25,8 @@ Document = dict[str, Any]
 class Readings:
     """All that is true at the moment ``now`` of the monotonic clock; ``unix_offset`` makes a Unix time of it.
 
-    The offset stays the same from one document to the next, or every moment would change with it.  ``samples`` are occupancy, queue length and oldest wait, by their number.
+    The offset stays the same from one document to the next, or every moment would change with it.  ``samples`` are
+    occupancy, queue length and oldest wait, by their number.
     """
 
     now: float
@@ -164,7 +165,7 @@ def _origin(record: RequestRecord) -> Document:
 
 def with_ages(told: Document) -> Document:
     """A copy in which each moment also is a time that has passed since, as of the document's ``time``."""
-    now = told["time"]
+    now: float = told["time"]
 
     def since(moment: float) -> float:
         return max(0.0, round(now - moment, 3))
