@@ -220,5 +220,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _coarse(seconds: float) -> float:
-    """An estimate, no finer than anybody should take it."""
-    return round(seconds, 1) if seconds < 10 else float(round(seconds))
+    """An estimate, no finer than anybody should take it; only what is nothing becomes nothing."""
+    if seconds >= 10:
+        return float(round(seconds))
+    return max(0.1, round(seconds, 1)) if seconds else 0.0
