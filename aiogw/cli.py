@@ -131,7 +131,11 @@ def _top(address: object) -> int:
         _say("top needs a terminal; for scripts there is status")
         return CANNOT_RUN
     try:
+        asyncio.run(reader.ask(address))  # nothing is worth waiting for at an address that is none
         asyncio.run(terminal.watch(reader.follow(address), console))
+    except reader.CannotAsk as error:
+        _say(error)
+        return CANNOT_RUN
     except KeyboardInterrupt:
         pass
     return OK

@@ -280,9 +280,9 @@ def test_what_is_remembered_is_bounded() -> None:
         (9.94, "9.9 s", "9s"),
         (9.96, "10 s", "9s"),
         (59.4, "59 s", "59s"),
-        (59.6, "1 min 00 s", "59s"),
-        (125, "2 min 05 s", "2m"),
-        (11222, "3 h 07 min", "3h"),
+        (59.6, "1:00 min", "59s"),
+        (125, "2:05 min", "2m"),
+        (11222, "3:07 h", "3h"),
     ],
 )
 def test_seconds_in_words(seconds: float, expected: str, short: str) -> None:

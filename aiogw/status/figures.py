@@ -7,15 +7,15 @@ from typing import Any
 
 
 def seconds(value: float) -> str:
-    """``0.4 s``, ``12 s``, ``2 min 05 s``, ``3 h 07 min``: never more than three digits that matter."""
+    """``0.4 s``, ``12 s``, ``2:05 min``, ``3:07 h``: never more digits than matter."""
     if value < 9.95:
         return f"{max(0.0, value):.1f} s"
     whole = round(value)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 def short_seconds(value: float) -> str:

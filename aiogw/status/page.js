@@ -1,14 +1,8 @@
 "use strict";
 (() => {
   const MOST_PLACES = 50, MANY = 48, STALE_SECONDS = 6, REOPEN_SECONDS = 10;
-  const PHASES = {queue: "waiting", first_byte: "before the first byte", stream: "answering", finish: "client takes the rest"};
-  const ENDINGS = {
-    completed: "completed", client_gone: "client left", client_stalled: "client took nothing",
-    queue_full: "refused: queue full", queue_timeout: "refused: waited too long",
-    queue_too_slow: "refused: would wait too long", draining: "refused: shutting down",
-    upstream_unavailable: "upstream not reached", upstream_timeout: "upstream silent",
-    upstream_broken: "upstream broke off", internal_error: "fault of the gateway",
-  };
+  // Words and columns are page.py's, which puts them before this script.
+  const {phases: PHASES, endings: ENDINGS, running: RUNNING, waiting: WAITING, ended: ENDED} = WORDS;
   const state = document.getElementById("state");
   const main = document.querySelector("main");
   const upstreams = document.getElementById("upstreams");
@@ -57,8 +51,8 @@
     if (value < 9.95) return Math.max(0, value).toFixed(1) + " s";
     const whole = Math.round(value);
     if (whole < 60) return whole + " s";
-    if (whole < 3600) return Math.floor(whole / 60) + " min " + two(whole % 60) + " s";
-    return Math.floor(whole / 3600) + " h " + two(Math.floor(whole % 3600 / 60)) + " min";
+    if (whole < 3600) return Math.floor(whole / 60) + ":" + two(whole % 60) + " min";
+    return Math.floor(whole / 3600) + ":" + two(Math.floor(whole % 3600 / 60)) + " h";
   };
   const shortSeconds = value => {
     const whole = Math.max(0, Math.floor(value));
@@ -124,9 +118,6 @@
       }));
     }
   }
-  const RUNNING = [["Request", "id"], ["Key", "key wide"], ["API", "api wide"], ["Model", "model wide"], ["Phase", "phase"], ["Age", "n"], ["Silent for", "n"], ["Bytes", "n wide"]];
-  const WAITING = [["Request", "id"], ["Key", "key wide"], ["API", "api wide"], ["Model", "model wide"], ["Place", "phase"], ["Age", "n"], ["Estimate", "n estimate"]];
-  const ENDED = [["Request", "id"], ["At", "at"], ["Ending", "ending"], ["Upstream", "api wide"], ["Key", "key wide"], ["Model", "model wide"], ["Waited", "n wide"], ["Took", "n"]];
   const origin = row => [row.id, row.key || "-", row.surface, row.model || "-"];
 
   class Tile {
@@ -198,7 +189,7 @@
         }
       });
       this.showSlots(one, others, now);
-      this.queue.hidden = this.queueName.hidden = !gated;
+      this.queue.hidden = this.queueName.hidden = !one.queue_limit && !one.waiting;
       this.drawing.hidden = !gated && !used;
       if (gated) this.showQueue(one, waiting, now);
       const slotsText = used + (gated ? " of " + one.cap : "");

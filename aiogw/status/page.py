@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import time
 from collections.abc import Iterable
 from html import escape
@@ -19,7 +20,48 @@ from aiogw.status import figures
 from aiogw.status.snapshot import Document
 
 _STYLE = resources.files("aiogw.status").joinpath("page.css").read_text("utf-8")
-_SCRIPT = resources.files("aiogw.status").joinpath("page.js").read_text("utf-8")
+
+# The head of a column, and its classes: n for numbers, wide for what a phone has no room for.
+_Columns = tuple[tuple[str, str], ...]
+_RUNNING: _Columns = (
+    ("Request", "id"),
+    ("Key", "key wide"),
+    ("API", "api wide"),
+    ("Model", "model wide"),
+    ("Phase", "phase"),
+    ("Age", "n"),
+    ("Silent for", "n"),
+    ("Bytes", "n wide"),
+)
+_WAITING: _Columns = (
+    ("Request", "id"),
+    ("Key", "key wide"),
+    ("API", "api wide"),
+    ("Model", "model wide"),
+    ("Place", "phase"),
+    ("Age", "n"),
+    ("Estimate", "n estimate"),
+)
+_ENDED: _Columns = (
+    ("Request", "id"),
+    ("At", "at"),
+    ("Ending", "ending"),
+    ("Upstream", "api wide"),
+    ("Key", "key wide"),
+    ("Model", "model wide"),
+    ("Waited", "n wide"),
+    ("Took", "n"),
+)
+_WORDS = {
+    "phases": figures.PHASES,
+    "endings": figures.ENDINGS,
+    "running": _RUNNING,
+    "waiting": _WAITING,
+    "ended": _ENDED,
+}
+_SCRIPT = f"const WORDS = {json.dumps(_WORDS)};\n" + resources.files("aiogw.status").joinpath("page.js").read_text(
+    "utf-8"
+)
 
 
 def _hash(text: str) -> str:
@@ -103,7 +145,7 @@ def _drawing(one: Document, running: list[Document], waiting: list[Document], no
     many = " many" if len(cells) > MANY else ""
     drawn = f'<span>Slots</span><ol class="cells slots{many}">{"".join(cells)}</ol>'
     label = f"{figures.slots_text(one)} slots in use"
-    if "cap" in one:
+    if one.get("queue_limit") or one["waiting"]:
         shown = waiting[:MOST_PLACES]
         places = [f"<li>{_chip(row, now - row['entered_at'])}</li>" for row in shown]
         places += ["<li></li>"] * (min(one["queue_limit"], MOST_PLACES) - len(places))
@@ -158,39 +200,6 @@ def _spark(values: list[float], at_least: float) -> str:
         '<svg class="spark" viewBox="0 0 150 30" preserveAspectRatio="none" aria-hidden="true">'
         f'{area}<polyline points="{points}"/></svg>'
     )
-
-
-# The head of a column, and its classes: n for numbers, wide for what a phone has no room for.
-_Columns = tuple[tuple[str, str], ...]
-_RUNNING: _Columns = (
-    ("Request", "id"),
-    ("Key", "key wide"),
-    ("API", "api wide"),
-    ("Model", "model wide"),
-    ("Phase", "phase"),
-    ("Age", "n"),
-    ("Silent for", "n"),
-    ("Bytes", "n wide"),
-)
-_WAITING: _Columns = (
-    ("Request", "id"),
-    ("Key", "key wide"),
-    ("API", "api wide"),
-    ("Model", "model wide"),
-    ("Place", "phase"),
-    ("Age", "n"),
-    ("Estimate", "n estimate"),
-)
-_ENDED: _Columns = (
-    ("Request", "id"),
-    ("At", "at"),
-    ("Ending", "ending"),
-    ("Upstream", "api wide"),
-    ("Key", "key wide"),
-    ("Model", "model wide"),
-    ("Waited", "n wide"),
-    ("Took", "n"),
-)
 
 
 def _origin_cells(row: Document) -> list[str]:

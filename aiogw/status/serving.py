@@ -64,7 +64,7 @@ class Status:
         """Serve on ``application``, and begin to sample the queues."""
         application.router.add_get("/status", self._page)
         application.router.add_get("/status.json", self._json)
-        application.router.add_get("/status/events", self._events)
+        application.router.add_get("/status/events", self._events, allow_head=False)
         self._sample()
 
     def close(self) -> None:

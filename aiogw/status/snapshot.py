@@ -102,12 +102,13 @@ def _requests(readings: Readings, most_in_line: int | None) -> Document:
     told: Document = {}
     in_line: dict[str, int] = defaultdict(int)
     for one in sorted(readings.progress, key=lambda one: one.number):
-        row = _row(one, readings)
+        position = in_line[one.upstream]
         if one.phase == QUEUE:
-            position = in_line[one.upstream]
             in_line[one.upstream] += 1
             if most_in_line is not None and position >= most_in_line:
                 continue
+        row = _row(one, readings)
+        if one.phase == QUEUE:
             row["position"] = position
             place_seconds = readings.place_seconds.get(one.upstream, 0.0)
             if place_seconds:

@@ -31,6 +31,8 @@ STYLES = {
     "next": "bold black on rgb(250,250,246)",
     "free": "rgb(110,115,122)",
 }
+MARKS = {STREAM: "■", FIRST_BYTE: "◧", "settling": "╱", "free": "╌"}
+MARK_STYLES = STYLES | {STREAM: "rgb(60,150,220)", FIRST_BYTE: "rgb(240,180,41)"}
 SOFT, BAD, GOOD = "rgb(140,145,152)", "bold rgb(230,120,70)", "rgb(60,180,150)"
 # An upstream without tables, and what an empty table does not cost; then the endings, which are never crowded out.
 SECTION_LINES = 9
@@ -105,8 +107,8 @@ def _upstream(
     gated = "cap" in one
     parts: list[RenderableType] = []
     if gated or one["slots_in_use"]:
-        parts += [_slots(one, running, now), Text("")]
-    if gated:
+        parts += [_slots(one, running, now, width), Text("")]
+    if one.get("queue_limit") or one["waiting"]:
         parts += [_queue(one, waiting, now, width), Text("")]
     parts.append(_figures(one, now, width))
     used = 0
@@ -114,7 +116,7 @@ def _upstream(
         (_table(RUNNING, wide), [_running_cells(row, now, wide) for row in running]),
         (_table(WAITING, wide), [_waiting_cells(row, now, wide) for row in waiting]),
     ):
-        shown = told[: max(2, room - used - TABLE_LINES - 1)]
+        shown = told[: max(0, room - used - TABLE_LINES - 1)]
         if not shown:
             continue
         for cells in shown:
@@ -138,20 +140,22 @@ def _endpoint(address: str, at: Document) -> Text:
     return Text(f" ✕ {address} left out, {slots} ", style=BAD)
 
 
-def _slots(one: Document, running: list[Document], now: float) -> Text:
-    text = Text("Slots  ", style=SOFT)
-    cells = 0
+def _slots(one: Document, running: list[Document], now: float, width: int) -> Text:
+    """A cell for each slot, with the time it has been held; a mark for each where that is too many for a line."""
+    cells: list[tuple[str, str]] = []
     for row in running:
-        if row["phase"] == FINISH or not row["sequences"]:
-            continue
-        text.append(f"{figures.short_seconds(now - row['granted_at']):^5}", style=STYLES[row["phase"]])
-        text.append("  ⋯  " * (row["sequences"] - 1), style=STYLES[row["phase"]])
-        text.append(" ")
-        cells += row["sequences"]
-    for _ in range(one["slots_settling"]):
-        text.append("╱╱╱╱╱", style=STYLES["settling"]).append(" ")
-    for _ in range(one.get("cap", 0) - cells - one["slots_settling"]):
-        text.append("╌╌╌╌╌", style=STYLES["free"]).append(" ")
+        if row["phase"] != FINISH and row["sequences"]:
+            held = figures.short_seconds(now - row["granted_at"])
+            cells += [(held, row["phase"])] + [("⋯", row["phase"])] * (row["sequences"] - 1)
+    cells += [("", "settling")] * one["slots_settling"]
+    cells += [("", "free")] * (one.get("cap", 0) - len(cells))
+    text = Text("Slots  ", style=SOFT)
+    small = 6 * len(cells) > width - 11
+    for held, kind in cells:
+        if small:
+            text.append(MARKS[kind], style=MARK_STYLES[kind])
+        else:
+            text.append(f"{held:^5}" if held else MARKS[kind] * 5, style=STYLES[kind]).append(" ")
     return text
 
 
@@ -209,38 +213,38 @@ def _bars(values: Iterable[float], at_least: float) -> str:
     return "".join(BARS[min(7, int(8 * value / top))] if value else "▁" for value in values)
 
 
-# The columns that take their share of the width, and those of figures; the first has the name of the table.
+# The columns that take their share of the width, and those of figures; the first has the name of the table, and the two
+# after it are only there where there is room.
 RUNNING = (("At work", "Key", "API", "Model", "Phase"), ("Age", "Silent", "Bytes"))
 WAITING = (("Waiting", "Key", "API", "Model", "Place"), ("Age", "Estimate", ""))
-ENDED = (("Last endings", "Key", "Upstream", "Model", "Ending"), ("At", "Waited", "Took"))
-ONLY_WIDE = ("Key", "API")
+ENDED = (("Last endings", "Key", "Model", "Upstream", "Ending"), ("At", "Waited", "Took"))
 
 
 def _table(columns: tuple[tuple[str, ...], tuple[str, ...]], wide: bool) -> Table:
     words, numbers = columns
     table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="")
-    for name in words:
-        if wide or name not in ONLY_WIDE:
-            ratio = {words[0]: 5, words[-1]: 6}.get(name, 3)
-            style = "bold" if name == words[0] else SOFT
-            table.add_column(name, ratio=ratio, no_wrap=True, overflow="ellipsis", header_style=style)
+    for name in words if wide else (words[0], *words[3:]):
+        ratio = {words[0]: 5, words[-1]: 6}.get(name, 3)
+        style = "bold" if name == words[0] else SOFT
+        table.add_column(name, ratio=ratio, no_wrap=True, overflow="ellipsis", header_style=style)
     for name in numbers:
         table.add_column(name, min_width=8, justify="right", no_wrap=True, header_style=SOFT)
     return table
 
 
-def _origin_cells(row: Document, wide: bool, *names: str) -> list[str]:
-    return [figures.plain(row.get(name, "-")) for name in names if wide or name not in ("key", "surface")]
+def _origin_cells(row: Document, wide: bool, *names: str) -> list[Text]:
+    """As text, which is never taken for rich's markup."""
+    return [Text(figures.plain(row.get(name, "-"))) for name in (names if wide else (names[0], *names[3:]))]
 
 
-def _running_cells(row: Document, now: float, wide: bool) -> list[str]:
+def _running_cells(row: Document, now: float, wide: bool) -> list[str | Text]:
     silent = figures.seconds(now - row["last_byte_at"]) if "last_byte_at" in row else "-"
     age = figures.seconds(now - row["arrived_at"])
     origin = _origin_cells(row, wide, "id", "key", "surface", "model")
     return [*origin, figures.PHASES[row["phase"]], age, silent, figures.size(row["bytes"])]
 
 
-def _waiting_cells(row: Document, now: float, wide: bool) -> list[str]:
+def _waiting_cells(row: Document, now: float, wide: bool) -> list[str | Text]:
     estimate = f"≈ {figures.seconds(row['estimated_seconds'])}" if "estimated_seconds" in row else "-"
     origin = _origin_cells(row, wide, "id", "key", "surface", "model")
     return [*origin, str(row["position"] + 1), figures.seconds(now - row["arrived_at"]), estimate, ""]
@@ -251,7 +255,7 @@ def _endings(rows: list[Document], *, wide: bool) -> RenderableType:
     marks = {"ok": ("✓ ", GOOD), "left": ("○ ", SOFT), "bad": ("✕ ", BAD)}
     for row in rows:
         table.add_row(
-            *_origin_cells(row, wide, "id", "key", "upstream", "model"),
+            *_origin_cells(row, wide, "id", "key", "model", "upstream"),
             Text.assemble(marks[figures.kind_of_ending(row["outcome"])], figures.ending(row["outcome"])),
             time.strftime("%H:%M:%S", time.localtime(row["ended_at"])),
             figures.seconds(row["wait_seconds"]) if "wait_seconds" in row else "-",

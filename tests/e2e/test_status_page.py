@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import FIRST_EVENT, OPENAI, Rig, RunningGateway, ScriptedUpstream, eventually
+from rig import DONE, FIRST_EVENT, OPENAI, Rig, RunningGateway, ScriptedUpstream, eventually
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
@@ -202,7 +202,7 @@ async def test_the_page_shows_what_the_upstream_sees(rig: Rig, browser: Browser)
     assert (await browser.look())["moves"] >= moves + 4
     assert 3 == upstream.in_flight
 
-    upstream.exchanges[0].end_stream()
+    upstream.exchanges[0].end_stream(DONE)
     await drain(upstream, daemon)
     shown = await browser.shows(lambda shown: only(shown)["tiles"][0] == "0 of 3" and len(shown["endings"]) == 8)
     assert {f"id-{tag}" for tag in range(7)} | {"unknown"} == {row[0] for row in shown["endings"]}
