@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 from prometheus_async.aio.web import server_stats
 
 from aiogw import assembly, credentials
@@ -34,6 +33,7 @@ from aiogw.middleware import accept_expectation, authenticate, canonicalise, det
 from aiogw.record import RequestRecord, configure_logging, tell
 from aiogw.relay import Relay
 from aiogw.routing import Routes
+from aiogw.server import MAX_FIELD_BYTES, MAX_HEADER_FIELDS, MalformedRequests, Runner
 from aiogw.service import ServiceManager, inherited_sockets
 from aiogw.sockets import CannotListen, server_context, shown
 
@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 
 # An idle client connection is closed after this; nginx's default, and longer than the SDKs keep theirs.
 CLIENT_KEEPALIVE_SECONDS = 75
-# One header field, or the request line: aiohttp's own 8,190 is less than some tokens and cookies have.
-MAX_FIELD_BYTES = 32768
 # Probes and scrapes; never refused because clients have taken all there is.
 MAX_ADMIN_CONNECTIONS = 64
 # Log, event loop, libraries: what is open before anybody connects.
@@ -92,6 +90,7 @@ class Gateway:
         self._catalogue = Catalogue(learn=self._routes.learn)
         self._engine_watch = EngineWatch()
         self._observer = Observer()
+        self._malformed = MalformedRequests(render=dialects[0].render_error, observe=self._observer.observe)
         self._collector = StateCollector(self._read_state)
 
     @property
@@ -315,7 +314,7 @@ class Gateway:
     async def _listener(
         self, application: web.Application, max_connections: int, tls: ssl.SSLContext | None
     ) -> Listener:
-        runner = make_runner(application)
+        runner = make_runner(application, self._malformed)
         self._runners.append(runner)
         await runner.setup()
         server = runner.server
@@ -360,36 +359,22 @@ def _unacknowledged_seconds(config: Config) -> float:
     return max(UNACKNOWLEDGED_SECONDS, config.server.client_stall_timeout_seconds)
 
 
-def make_runner(application: web.Application) -> web.AppRunner:
+def make_runner(application: web.Application, malformed: MalformedRequests) -> web.AppRunner:
     """The only place where a runner is made.
 
-    ``handler_cancellation`` is off in aiohttp's own runner: a queued client could leave without anybody noticing.  It
-    is on in aiohttp's test server, so a test that does not come through here proves nothing.
+    aiohttp's test server has other settings than its runner, so a test that does not come through here proves nothing.
     """
-    server_log = logging.getLogger("aiogw.server")
-    if not server_log.filters:
-        server_log.addFilter(_told_without_its_bytes)
-    return web.AppRunner(
+    return Runner(
         application,
-        logger=server_log,
-        handler_cancellation=True,
+        malformed=malformed,
+        logger=logging.getLogger("aiogw.server"),
         access_log=None,
         keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
+        max_headers=MAX_HEADER_FIELDS,
+        # Inflated by the middleware, which bounds it and can say in the surface's words what is wrong.
+        auto_decompress=False,
         # Nothing is left to wait for when the runner is cleaned up: the relay has drained.
         shutdown_timeout=0.5,
     )
-
-
-def _told_without_its_bytes(record: logging.LogRecord) -> bool:
-    """A request that is not HTTP, or whose body is not what it says, is the peer's fault: one line, and nothing of it.
-
-    aiohttp logs it with a traceback that quotes what was sent, which any scanner could fill a log with.
-    """
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
-        record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = "refused what is not a request (%s)", (type(error).__name__,)
-        record.exc_info = None
-    return True

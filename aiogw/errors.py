@@ -2,6 +2,7 @@
 
     GatewayError
     ├── ClientFault           the request cannot be served as it was sent
+    │   ├── MalformedRequest      400  not HTTP/1.1, or in doubt where it ends
     │   ├── MalformedBody         400  not JSON, not an object, not readable
     │   ├── InvalidField          400  one member is wrong; ``param`` is its path
     │   ├── InvalidKey            401  no key, more than one, or nobody's
@@ -9,6 +10,7 @@
     │   ├── UnknownEndpoint       404
     │   ├── MethodNotAllowed      405
     │   ├── BodyTooLarge          413
+    │   ├── UnsupportedCoding     415
     │   └── TooManySequences      422  heavier than the cap: could never be admitted
     ├── Refusal               ours: not now; always with ``retry_after_seconds``
     │   ├── QueueFull             503
@@ -72,6 +74,21 @@ class GatewayError(Exception):
 @frozen(kw_only=True)
 class ClientFault(GatewayError):
     """The request cannot be served as it was sent; sending it again unchanged is useless."""
+
+
+@frozen(kw_only=True)
+class MalformedRequest(ClientFault):
+    """Its connection cannot go on: whoever sent it may be of another mind about where the next one begins."""
+
+    reason: str
+
+    code = "malformed_request"
+    title = "Not a request"
+    status = 400
+
+    @property
+    def message(self) -> str:
+        return f"This cannot be read as a request: {self.reason}"
 
 
 @frozen(kw_only=True)
@@ -179,6 +196,20 @@ class BodyTooLarge(ClientFault):
     @property
     def message(self) -> str:
         return f"The request body is larger than the {self.limit_bytes} bytes this gateway accepts"
+
+
+@frozen(kw_only=True)
+class UnsupportedCoding(ClientFault):
+    coding: str
+    known: tuple[str, ...]
+
+    code = "unsupported_encoding"
+    title = "Content-Encoding not known"
+    status = 415
+
+    @property
+    def message(self) -> str:
+        return f"Content-Encoding may be {' or '.join(self.known)}, not {quoted(self.coding)}"
 
 
 @frozen(kw_only=True)

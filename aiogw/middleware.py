@@ -8,18 +8,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from aiogw.auth import ANYBODY, Authenticator, Holder
 from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
+from aiogw.contentcoding import Inflater, content_coding
 from aiogw.dialects import detect
 from aiogw.dialects.base import Call, Dialect, LocalEndpoint, RelayEndpoint
-from aiogw.errors import BodyTooLarge, ClientGone, GatewayError, InternalFault, MalformedBody, UnknownModel
+from aiogw.errors import (
+    BodyTooLarge,
+    ClientGone,
+    GatewayError,
+    InternalFault,
+    InvalidKey,
+    MalformedBody,
+    MalformedRequest,
+    UnknownModel,
+)
 from aiogw.record import CLIENT_GONE, COMPLETED, RequestRecord, request_id_from
 from aiogw.routing import Routes
 
@@ -27,7 +38,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger(__name__)
 
-# Of a name that a client chose, in a log line.
+# Of anything that a client chose, in a log line.
 MAX_LOGGED_CHARACTERS = 200
 
 RECORD = web.RequestKey("RECORD", RequestRecord)
@@ -44,8 +55,8 @@ def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
         record = RequestRecord(
             request_id=request_id_from(request.headers.get("x-request-id")),
             arrived_at=time.monotonic(),
-            method=request.method,
-            path=request.path,
+            method=request.method[:MAX_LOGGED_CHARACTERS],
+            path=request.path[:MAX_LOGGED_CHARACTERS],
         )
         request[RECORD] = record
         try:
@@ -132,6 +143,7 @@ def canonicalise(*, routes: Routes, max_body_bytes: Callable[[], int]) -> Middle
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         dialect = request[DIALECT]
+        _check_framing(request)
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
             return _respond(request, endpoint.answer(routes.models_in(request[HOLDER].models), request.query))
@@ -166,8 +178,20 @@ async def accept_expectation(_request: web.Request) -> None:
     """Replaces aiohttp's own handler of ``Expect``, which says 100 before anybody has looked at the length."""
 
 
+def _check_framing(request: web.Request) -> None:
+    """Refuse what RFC 9112 (6.1) has no answer for, and the parsers let pass: others may read another length."""
+    coding = request.headers.get("transfer-encoding")
+    if coding is None:
+        return
+    if request.version < (1, 1):
+        raise MalformedRequest(reason="HTTP/1.0 has no Transfer-Encoding")
+    if coding.lower() != "chunked":
+        raise MalformedRequest(reason="Transfer-Encoding may only be chunked")
+
+
 async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
-    """The whole body, decoded; raises BodyTooLarge, MalformedBody."""
+    """The whole body, decoded; raises BodyTooLarge, MalformedBody, UnsupportedCoding."""
+    coding = content_coding(request.headers.getall("content-encoding", []))
     if request.content_length is not None and request.content_length > max_body_bytes:
         raise BodyTooLarge(limit_bytes=max_body_bytes)
     asks = request.version >= (1, 1) and request.headers.get("expect", "").lower() == "100-continue"
@@ -177,14 +201,27 @@ async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
     size = 0
     try:
         # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
-        async for piece in request.content.iter_any():
+        async for piece in _plain(request, coding):
             size += len(piece)
             if size > max_body_bytes:
                 raise BodyTooLarge(limit_bytes=max_body_bytes)
             pieces.append(piece)
-    except web.RequestPayloadError as error:
-        raise MalformedBody(reason=f"its framing or encoding is broken ({error})") from None
+    except (web.RequestPayloadError, HttpProcessingError):  # the C parser's, and the pure one's
+        raise MalformedBody(reason="its framing is broken") from None
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def _plain(request: web.Request, coding: str | None) -> AsyncIterator[bytes]:
+    inflater = None if coding is None else Inflater(coding)
+    async for piece in request.content.iter_any():
+        if inflater is None:
+            yield piece
+            continue
+        for step in inflater.feed(piece):
+            yield step
+            await asyncio.sleep(0)  # the steps of a bomb are many, and others want their turn between them
+    if inflater is not None:
+        inflater.end()
 
 
 def _refuse(request: web.Request, error: GatewayError) -> web.Response:
@@ -192,12 +229,21 @@ def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     record.outcome = error.code
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
-    return _respond(request, request[DIALECT].render_error(error, record.request_id))
+    response = _respond(request, request[DIALECT].render_error(error, record.request_id))
+    if isinstance(error, BodyTooLarge | InvalidKey):
+        # aiohttp's C parser (3.14) takes a length of 2**64 - 1 for none; and of whoever has no key nothing more was
+        # looked at, so that it is in doubt where the next request begins.
+        response.force_close()
+    return response
 
 
 def _respond(request: web.Request, document: Document) -> web.Response:
     """``document`` as aiohttp sends it, with the request id where this surface's clients look for it."""
     response = web.Response(status=document.status, body=document.body)
+    if not request.content.is_eof():
+        # Whether the rest of a body is still to come is anybody's guess: a client that was told this instead of a 100
+        # sends its next request, which would be taken for the body.
+        response.force_close()
     response.headers["content-type"] = document.content_type
     response.headers["server"] = "aiogw"  # else aiohttp tells its version and Python's
     for name, value in document.headers:

@@ -40,6 +40,7 @@ BELOW_APP = (
     "record",
     "relay",
     "routing",
+    "server",
     "service",
     "sockets",
     "upstream",
@@ -61,6 +62,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "auth": ("errors",),
         "admission.queue": ("admission.capacity",),
         "admission.readings": (),
+        "contentcoding": VOCABULARY,
         "clients": ("config",),
         "config": ("canonical", "config"),
         "dialects": (*VOCABULARY, "dialects", "sse"),
@@ -91,8 +93,9 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
         "metrics": ("", "admission.readings", "enginewatch", "listener", "record"),
-        "middleware": (*VOCABULARY, "auth", "clientstream", "dialects", "record", "routing"),
+        "middleware": (*VOCABULARY, "auth", "clientstream", "contentcoding", "dialects", "record", "routing"),
         "relay": (*VOCABULARY, *BELOW_RELAY),
+        "server": (*VOCABULARY, "clientstream", "record"),
         "status": (*VOCABULARY, "admission.gate", "record"),
     },
     "composition": {
@@ -113,6 +116,7 @@ PURE = (
     "routing",
     "clients",
     "config",
+    "contentcoding",
     "admission.capacity",
     "admission.estimate",
     "admission.queue",
@@ -124,7 +128,7 @@ IMPURE_IMPORTS = {"asyncio", "time", "logging", "socket", "aiohttp", "uvloop", "
 
 # Libraries that have one room, so that they can be replaced there.
 HOMES = {
-    "aiohttp": {"app", "clientstream", "middleware", "relay", "status"},
+    "aiohttp": {"app", "clientstream", "middleware", "relay", "server", "status"},
     "cattrs": {"config", "config.faults", "config.values"},
     "httptools": {"upstream.connection"},
     "prometheus_async": {"app"},

@@ -71,6 +71,7 @@ def test_a_sentence_names_the_fields(error: GatewayError) -> None:
 
 
 DECIDED = {
+    "malformed_request": (400, False),
     "invalid_body": (400, False),
     "invalid_request": (400, False),
     "invalid_api_key": (401, False),
@@ -78,6 +79,7 @@ DECIDED = {
     "not_found": (404, False),
     "method_not_allowed": (405, False),
     "request_too_large": (413, False),
+    "unsupported_encoding": (415, False),
     "too_many_sequences": (422, False),
     "queue_full": (503, True),
     "queue_places_taken": (503, True),

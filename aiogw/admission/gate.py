@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from aiogw.admission.capacity import ONE_ENDPOINT
-from aiogw.admission.estimate import ENOUGH, HoldTimes, retry_after_seconds, wait_seconds
+from aiogw.admission.estimate import ENOUGH, Returns, SlotTimes
 from aiogw.admission.queue import FairQueue, Ticket, TicketState
 from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
 from aiogw.errors import (
@@ -130,7 +130,8 @@ class UpstreamGate:
         )
         self._holding: set[Admission] = set()
         self._settling: set[Admission] = set()
-        self._hold_times = HoldTimes()
+        self._slot_times = SlotTimes()
+        self._returns = Returns()
         self._to_grant: deque[Admission] = deque()
         self._granting = False
         self._draining = False
@@ -175,7 +176,7 @@ class UpstreamGate:
                     cap=limits.cap,
                     queue_limit=limits.queue_limit,
                     estimated_seconds=estimated_seconds,
-                    retry_after_seconds=self._retry_after_seconds(estimated_seconds),
+                    retry_after_seconds=self._retry_after_seconds(),
                 )
             )
         if admission.state is TicketState.HOLDING:
@@ -195,7 +196,7 @@ class UpstreamGate:
         """
         statistics = self._queue.statistics()
         waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > limits.cap
-        if not waits or statistics.waiting >= limits.queue_limit or len(self._hold_times) < ENOUGH:
+        if not waits or statistics.waiting >= limits.queue_limit or len(self._slot_times) < ENOUGH:
             return
         estimated_seconds = self._newcomer_waits_seconds()
         if estimated_seconds > limits.queue_timeout_seconds:
@@ -204,7 +205,7 @@ class UpstreamGate:
                     upstream=self._upstream,
                     estimated_seconds=estimated_seconds,
                     queue_timeout_seconds=limits.queue_timeout_seconds,
-                    retry_after_seconds=self._retry_after_seconds(estimated_seconds),
+                    retry_after_seconds=self._retry_after_seconds(),
                 )
             )
 
@@ -250,10 +251,12 @@ class UpstreamGate:
 
     def estimated_wait_seconds(self, ahead: int) -> float:
         """The wait of a request with ``ahead`` others before it, from how long slots have been and are being held."""
+        return self._grant_interval_seconds() * (ahead + 1)
+
+    def _grant_interval_seconds(self) -> float:
         now = self._loop.time()
-        ages = [now - admission.granted_at for admission in self._holding if admission.granted_at is not None]
-        mean_held_seconds = self._hold_times.mean_seconds(ages)
-        return wait_seconds(mean_held_seconds=mean_held_seconds, running=len(self._holding), ahead=ahead)
+        running = [one.weight * (now - one.granted_at) for one in self._holding if one.granted_at is not None]
+        return self._slot_times.grant_interval_seconds(running, now)
 
     def _outlook(self, admission: Admission) -> Outlook:
         if admission.state is not TicketState.WAITING:
@@ -307,15 +310,16 @@ class UpstreamGate:
     def _free(self, admission: Admission) -> None:
         if admission in self._holding:
             self._holding.discard(admission)
-            assert admission.granted_at is not None
-            self._hold_times.observe(self._loop.time() - admission.granted_at)
+            self._slot_times.free(admission.weight, self._loop.time(), ended=True)
         self._grant(self._queue.leave(admission))
 
     def _put_back(self, admission: Admission) -> bool:
-        gone = admission in self._holding and admission.endpoint not in self._endpoints
+        at_work = admission in self._holding and admission not in self._settling
+        gone = at_work and admission.endpoint not in self._endpoints
         if not gone or self._draining or not self._queue.could_hold(admission):
             return False
         self._holding.discard(admission)
+        self._slot_times.free(admission.weight, self._loop.time(), ended=False)
         admission.granted_at = None
         admission.waited = True
         admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
@@ -352,6 +356,7 @@ class UpstreamGate:
         admission.granted_at = now
         self._grants_total += 1
         self._holding.add(admission)
+        self._slot_times.take(admission.weight, now)
         try:
             admission.grant()
         except Exception:
@@ -366,7 +371,7 @@ class UpstreamGate:
             upstream=self._upstream,
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
             estimated_seconds=estimated_seconds,
-            retry_after_seconds=self._retry_after_seconds(estimated_seconds),
+            retry_after_seconds=self._retry_after_seconds(),
         )
         self._refuse(admission, self._counted(error))
 
@@ -392,21 +397,22 @@ class UpstreamGate:
     def _newcomer_waits_seconds(self) -> float:
         return self.estimated_wait_seconds(self._queue.statistics().waiting)
 
-    def _retry_after_seconds(self, estimated_seconds: float) -> int:
+    def _retry_after_seconds(self) -> int:
         assert self._limits is not None
-        return retry_after_seconds(
-            estimated_seconds,
+        return self._returns.retry_after_seconds(
+            self._loop.time(),
+            ahead=self._queue.statistics().waiting,
+            grant_interval_seconds=self._grant_interval_seconds(),
             minimum_seconds=self._limits.retry_after_min_seconds,
             maximum_seconds=self._limits.retry_after_max_seconds,
         )
 
     def _places_taken_error(self, places: int) -> QueuePlacesTaken:
-        estimated_seconds = self._newcomer_waits_seconds()
         return QueuePlacesTaken(
             upstream=self._upstream,
             queue_places=places,
-            estimated_seconds=estimated_seconds,
-            retry_after_seconds=self._retry_after_seconds(estimated_seconds),
+            estimated_seconds=self._newcomer_waits_seconds(),
+            retry_after_seconds=self._retry_after_seconds(),
         )
 
     def _draining_error(self) -> Draining:

@@ -38,6 +38,10 @@ def at_most(bound: float, *, issue: int) -> Goal:
     return Goal(sign="<=", bound=bound, of_ratio=False, issue=issue)
 
 
+def at_least(bound: float, *, issue: int) -> Goal:
+    return Goal(sign=">=", bound=bound, of_ratio=False, issue=issue)
+
+
 def exactly(bound: int | str, *, issue: int) -> Goal:
     return Goal(sign="=", bound=bound, of_ratio=False, issue=issue)
 

@@ -38,6 +38,7 @@ from benchmark.load import (
     request,
 )
 from benchmark.peers import Program, gateway, haproxy
+from benchmark.retries import retries
 from benchmark.rig import RAMP_SECONDS, Bench, Window
 from benchmark.waiting import WAITING
 
@@ -469,5 +470,6 @@ SCENARIOS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
         start,
         codecs,
         keys,
+        retries,
     )
 }

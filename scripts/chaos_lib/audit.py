@@ -203,8 +203,12 @@ def check_upstream(
     account: Iterable[Held],
     left_at_grant: Set[str],
     late: Set[str],
+    stood_still: Iterable[tuple[float, float]],
 ) -> None:
-    """The upstream saw each granted request once, nobody who was refused or left in the queue, and the same ends."""
+    """The upstream saw each granted request once, nobody who was refused or left in the queue, and the same ends.
+
+    ``stood_still``: when the gateway did; a connection that it was making for a grant was made afterwards.
+    """
     seen: defaultdict[str, list[Held]] = defaultdict(list)
     for held in account:
         seen[held.request_id].append(held)
@@ -233,7 +237,8 @@ def check_upstream(
         if visits and request_id in left_at and line["wait_seconds"] > WAITED_SECONDS:
             after_seconds = visits[0].started_at - left_at[request_id]
             afterwards += after_seconds > 0
-            if after_seconds > AFTERWARDS_SECONDS and request_id not in late:
+            stopped = any(begin <= left_at[request_id] <= end for begin, end in stood_still)
+            if after_seconds > AFTERWARDS_SECONDS and request_id not in late and not (stopped and not visits[0].kept):
                 told = f"reached the upstream {after_seconds * 1000:.0f} ms after its client had left"
                 ghosts.append(f"{request_id}: {told}")
         if outcome == "completed" and (not visits or visits[-1].ended != "finished"):

@@ -22,6 +22,7 @@ START_TIMEOUT_SECONDS = 20
 CLOSE_WAIT = "08"
 # Among them 'Task was destroyed but it is pending!', '... was never retrieved' and what ResourceWarning says.
 GOOD_LEVELS = frozenset({"debug", "info", "warning"})
+GOOD_LOGGERS = frozenset({"aiogw.app", "aiogw.cli", "aiogw.listener", "aiogw.server", "aiogw.upstream.pool"})
 _SAMPLE = re.compile(r"^(aiogw_\w+(?:\{.*\})?) (\S+)$", re.MULTILINE)
 
 
@@ -167,6 +168,6 @@ class GatewayProcess:
                 bad.append(line)
             elif logger == "aiogw.access":
                 requests.append(told)
-            elif logger not in ("aiogw.app", "aiogw.upstream.pool", "aiogw.server", "aiogw.cli"):
+            elif logger not in GOOD_LOGGERS:
                 bad.append(line)
         return requests, bad

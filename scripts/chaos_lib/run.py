@@ -81,6 +81,7 @@ class ChaosRun:
         self._asked = 0
         self._done = False
         self._own_faults: list[str] = []
+        self._stood_still: list[tuple[float, float]] = []
         self._scrapes_in_time = asyncio.Event()
         self._queue_timeout_seconds = QUEUE_TIMEOUT_SECONDS + QUEUE_TIMEOUT_SETTLES * options.settle_seconds
         self._scrapes = ScrapeCheck(queue_timeout_seconds=self._queue_timeout_seconds, heaviest=HEAVIEST)
@@ -172,7 +173,8 @@ class ChaosRun:
         self._check_conservation(log)
         late = self._late(log)
         check_clients(audit, results_before, log_before, self._stub.account, late)
-        check_upstream(audit, self._results, log, self._stub.account, self._clients.left_at_grant, late)
+        left_at_grant = self._clients.left_at_grant
+        check_upstream(audit, self._results, log, self._stub.account, left_at_grant, late, self._stood_still)
         check_order(audit, log, self._stub.account, late)
         scrapes = self._scrapes
         few = [] if scrapes.count >= (options.scrapes or MIN_SCRAPES) else [f"only {scrapes.count} scrapes"]
@@ -204,7 +206,9 @@ class ChaosRun:
                 await self._stub.outage(OUTAGE_SECONDS)
             if self._asked >= stalls * REQUESTS_BETWEEN_STALLS:
                 stalls += 1
+                began_at = time.monotonic()
                 await self._gateway.stand_still(STALL_OF_GATEWAY_SECONDS)
+                self._stood_still.append((began_at, time.monotonic()))
             self._progress(f"{self._asked} of {options.requests} requests, {self._scrapes.count} scrapes")
         await asyncio.gather(*steady, *extras)
         self._done = True
@@ -329,6 +333,7 @@ class ChaosRun:
         """SIGTERM while some run and some wait: the ones finish, the others are refused."""
         first = self._options.requests + 2
         plans = [simple(first + number, delay_ms=DRAINED_ANSWER_MS // 2) for number in range(DRAINING_CLIENTS)]
+        began_at = time.monotonic()
         asking = [asyncio.ensure_future(self._one(one)) for one in plans]
         waiting = 'aiogw_queue_requests{upstream="reasoning"}'
         deadline = time.monotonic() + GAUGES_ZERO_AT_LAST_SECONDS
@@ -345,10 +350,11 @@ class ChaosRun:
         results = self._results[-DRAINING_CLIENTS:]
         served = [result for result in results if result.status == 200 and result.complete]
         refused = [result for result in results if (result.status, result.code) in REFUSED_IN_DRAIN]
+        late = self._stub.was_late(began_at, time.monotonic())
         faults = [
             f"{result.request_id}: {result.status} {result.code} {result.lost}"
             for result in results
-            if result not in served and result not in refused
+            if result not in served and result not in refused and not (late and result.code == "upstream_timeout")
         ]
         if code != 0:
             faults.append(f"it ended with {code}")

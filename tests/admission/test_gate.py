@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aiogw.admission.estimate import ENOUGH
+from aiogw.admission.estimate import DEVIATIONS, ENOUGH
 from aiogw.admission.gate import POSITIONS_SECONDS, Admission, Gate, UpstreamGate
 from aiogw.admission.queue import TicketState
 from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
@@ -612,11 +613,65 @@ def refused(house: House) -> Refusal:
 
 
 def test_retry_after_has_the_right_magnitude() -> None:
-    """Two slots, each held for about ten seconds, four in line: the next one is due in about 25 seconds."""
+    """Two slots, each held for ten seconds, four in line: 25 seconds for the next, and the spread of five ends."""
     house = House(cap=2, queue_limit=4)
     measure(house, held_seconds=10, times=ENOUGH - 1)
     house.fill("abcdef")
-    assert 25 == refused(house).retry_after_seconds
+    error = refused(house)
+    assert 25.0 == error.estimated_seconds
+    assert math.ceil(25 + 5 * DEVIATIONS * math.sqrt(5)) == error.retry_after_seconds
+
+
+def test_a_heavy_request_is_estimated_by_its_slots() -> None:
+    """Requests that held two slots for ten seconds each, on two slots: one is granted every ten seconds."""
+    house = House(cap=2, queue_limit=4)
+    for _ in range(2):
+        heavy = house.enter("heavy", weight=2)
+        house.loop.pass_time(10)
+        heavy.admission.leave()
+    heavy = house.enter("heavy", weight=2)
+    assert 10.0 == house.gate.estimated_wait_seconds(0)
+    house.loop.pass_time(12)
+    # Twenty seconds for two ends, and the third has run for twelve: 64 seconds of slots.
+    assert 16.0 == house.gate.estimated_wait_seconds(0)
+    heavy.admission.leave()
+    assert 0.0 == house.gate.estimated_wait_seconds(0)
+
+
+def test_before_an_end_a_heavy_request_has_used_all_its_slots() -> None:
+    """Its age alone would make two slots look twice as fast as they are."""
+    house = House(cap=2)
+    house.enter("heavy", weight=2)
+    house.loop.pass_time(10)
+    assert 10.0 == house.gate.estimated_wait_seconds(0)
+
+
+def test_who_is_put_back_holds_nothing_and_has_not_ended() -> None:
+    """A request whose endpoint has gone uses no slots while it waits again, and says nothing of how long one takes."""
+    house = House(cap=2)
+    house.gate.set_endpoints({"x": 1, "y": 2})
+    stays, gone = house.fill("ab")
+    assert ("y", "x") == (stays.admission.endpoint, gone.admission.endpoint)
+    house.loop.pass_time(4)
+    house.gate.set_endpoints({"y": 2})
+    assert gone.admission.put_back()
+    house.loop.pass_time(4)
+    # Nothing has ended, and the one that holds its slot has done so for eight seconds.
+    assert 8.0 == house.gate.estimated_wait_seconds(0)
+    stays.admission.leave()
+    # One end after eight seconds, and four that were spent in vain.
+    assert 12.0 == house.gate.estimated_wait_seconds(0)
+
+
+def test_those_who_are_refused_together_come_back_apart() -> None:
+    """A crowd that meets a full queue is told more and more, and the estimate that all of them hear is the same."""
+    house = House(cap=2, queue_limit=4)
+    measure(house, held_seconds=2, times=ENOUGH)
+    house.fill("abcdef")
+    errors = [refused(house) for _ in range(6)]
+    told = [error.retry_after_seconds for error in errors]
+    assert sorted(set(told)) == told
+    assert {errors[0].estimated_seconds} == {error.estimated_seconds for error in errors}
 
 
 def test_retry_after_grows_while_the_upstream_hangs() -> None:
@@ -627,9 +682,10 @@ def test_retry_after_grows_while_the_upstream_hangs() -> None:
     told = []
     for _ in range(10):
         told.append(refused(house).retry_after_seconds)
-        house.loop.pass_time(10)
+        house.loop.pass_time(3)
     assert sorted(told) == told
-    assert (3, 60) == (told[0], told[-1])
+    assert told[0] <= 7
+    assert 60 == told[-1]
     assert len(set(told)) > 3
 
 
@@ -643,13 +699,15 @@ def test_retry_after_stays_within_its_bounds(held_seconds: float, expected: int)
 
 
 def test_retry_after_before_anything_has_ended() -> None:
-    """With nothing measured the minimum is told at first, and what runs counts from then on."""
+    """With nothing measured about the minimum is told at first, and what runs counts from then on."""
     house = House(cap=2, queue_limit=0, retry_after_min_seconds=2)
     house.fill("ab")
     assert 2 == refused(house).retry_after_seconds
     house.loop.pass_time(10)
     # Two that have run for ten seconds each, and no end: ten seconds for an end, of one slot in two.
-    assert 5 == refused(house).retry_after_seconds
+    error = refused(house)
+    assert 5.0 == error.estimated_seconds
+    assert 5 * (1 + DEVIATIONS) == error.retry_after_seconds
 
 
 def test_a_timeout_has_a_retry_after_as_well() -> None:
@@ -660,6 +718,8 @@ def test_a_timeout_has_a_retry_after_as_well() -> None:
     house.loop.advance(60)
     assert isinstance(last.error, QueueTimeout)
     assert 60 == last.error.retry_after_seconds
+    # Ten seconds of before and twice sixty for the one end, from two slots.
+    assert 65.0 == last.error.estimated_seconds
 
 
 def test_who_would_only_time_out_is_refused_at_entry() -> None:
