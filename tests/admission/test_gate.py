@@ -818,7 +818,7 @@ REACTIONS = st.sampled_from(["nothing", "nothing", "nothing", "leave", "raise", 
 
 def test_a_holder_has_so_many_places_and_no_more() -> None:
     """One more of its requests is refused, with a time to come back; those of others go on as before, in order."""
-    house = House(cap=1, queue_limit=5, retry_after_min_seconds=7)
+    house = House(cap=1, queue_limit=5, retry_after_min_seconds=7, retry_after_max_seconds=7)
     house.enter("a", holder="x", places=2)
     house.enter("b", holder="x", places=2)
     house.enter("c", holder="y", places=1)

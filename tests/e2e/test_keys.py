@@ -164,9 +164,11 @@ async def test_no_body_is_waited_for(rig: Rig, surface: Surface, process: bool, 
     "doubtful",
     [
         ("transfer-encoding: gzip, chunked",),
+        ("transfer-encoding: identity",),
+        ("transfer-encoding: chunked, chunked",),
+        ("transfer-encoding: chunked",),
         ("transfer-encoding: chunked", "content-length: 5"),
         ("content-length: 18446744073709551615",),
-        ("content-length: 1000",),
     ],
     ids=lambda lines: lines[-1],
 )
@@ -181,7 +183,6 @@ async def test_nothing_behind_a_request_without_a_key_is_one(
     await client.send(request_bytes("POST", OPENAI.path, None, *doubtful) + b"0\r\n\r\n" + hidden)
     response = await client.response()
     assert response.status in (400, 401)
-    client.half_close()
     assert await client.rest() == b""
     assert upstream.exchanges == []
 
