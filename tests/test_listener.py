@@ -175,7 +175,7 @@ async def test_many_refusals_are_few_lines(
 async def test_a_socket_of_our_own_is_emptied_at_the_end(
     make: Make, server: Server, connect: Callable[[Any], socket.socket]
 ) -> None:
-    """Whoever has connected before the end is served, also if the loop has not come to it; later ones are refused."""
+    """R56: who has connected before the end is served, also if the loop has not come to it; later ones are refused."""
     listener = make()
     await listener.listen(ANYWHERE, [], "listening")
     address = listener.addresses[0]
