@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 from prometheus_async.aio.web import server_stats
 
-from aiogw import assembly
+from aiogw import assembly, credentials
+from aiogw.auth import Authenticator
 from aiogw.catalogue import Catalogue
 from aiogw.config import Config, ConfigError
+from aiogw.credentials import Credentials
 from aiogw.departures import Departures
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
@@ -28,10 +29,11 @@ from aiogw.enginewatch import EngineWatch
 from aiogw.lanes import CannotReload, Changes, Lanes
 from aiogw.listener import Listener
 from aiogw.metrics import Observer, Readings, StateCollector
-from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.middleware import accept_expectation, authenticate, canonicalise, detect_dialect, keep_record, render_errors
 from aiogw.record import RequestRecord, configure_logging, tell
 from aiogw.relay import Relay
 from aiogw.routing import Routes
+from aiogw.server import MAX_FIELD_BYTES, MAX_HEADER_FIELDS, MalformedRequests, Runner
 from aiogw.service import ServiceManager, inherited_sockets
 from aiogw.sockets import CannotListen, server_context, shown
 
@@ -39,8 +41,6 @@ log = logging.getLogger(__name__)
 
 # An idle client connection is closed after this; nginx's default, and longer than the SDKs keep theirs.
 CLIENT_KEEPALIVE_SECONDS = 75
-# One header field, or the request line: aiohttp's own 8,190 is less than some tokens and cookies have.
-MAX_FIELD_BYTES = 32768
 # Probes and scrapes; never refused because clients have taken all there is.
 MAX_ADMIN_CONNECTIONS = 64
 # Log, event loop, libraries: what is open before anybody connects.
@@ -55,7 +55,8 @@ EMPTY_POLL_SECONDS = 0.02
 class Gateway:
     """One gateway.  ``dialects`` is the registry; a test may serve one more.
 
-    ``reread`` is asked for the configuration again at each SIGHUP; it raises ConfigError.  ``environment`` is where the
+    Raises ConfigError for a file that is named and cannot be used.  ``reread`` is asked for the configuration again at
+    each SIGHUP; it raises ConfigError, too.  ``environment`` is where the
     service manager says what it passes and what it wants to hear.
     """
 
@@ -68,6 +69,8 @@ class Gateway:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
+        self._credentials = credentials.load(config)
+        self._authenticator = Authenticator(self._credentials.keyring)
         self._reread = reread
         self._dialects = dialects
         self._stop_now = asyncio.Event()
@@ -87,6 +90,7 @@ class Gateway:
         self._catalogue = Catalogue(learn=self._routes.learn)
         self._engine_watch = EngineWatch()
         self._observer = Observer()
+        self._malformed = MalformedRequests(render=dialects[0].render_error, observe=self._observer.observe)
         self._collector = StateCollector(self._read_state)
 
     @property
@@ -97,8 +101,9 @@ class Gateway:
     async def start(self) -> None:
         """Listen; raises CannotListen."""
         server = self._config.server
-        self._take(self._config, await self._lanes.prepare(self._config))
+        self._take(self._config, self._credentials, await self._lanes.prepare(self._config, self._credentials))
         self._collector.register()
+        self._say_if_too_few_descriptors()
         with inherited_sockets(self._environment) as inherited:
             clients = await self._listener(self._application(), server.max_connections, _tls(self._config))
             await clients.listen(server.listen, inherited, "listening")
@@ -106,7 +111,6 @@ class Gateway:
             await admin.listen(server.admin_listen, inherited, "metrics and health")
             for sock in inherited:
                 raise CannotListen(f"{shown(sock)} is inherited, but neither server.listen nor server.admin_listen")
-        self._say_if_too_few_descriptors()
         self._serving = True
         self._ask_around()
         self._service.ready()
@@ -156,13 +160,14 @@ class Gateway:
                 config = self._reread()
                 self._refuse_what_is_fixed(config)
                 tls = _tls(config)
-                changes = await self._lanes.prepare(config)
+                read = credentials.load(config)
+                changes = await self._lanes.prepare(config, read)
         except (ConfigError, CannotListen, CannotReload) as error:
             self._reload_successful = False
             for fault in str(error).splitlines():
                 log.error("the configuration is not taken: %s", fault)
             return False
-        self._take(config, changes)
+        self._take(config, read, changes)
         self._listeners[0].change(
             max_connections=config.server.max_connections,
             unacknowledged_seconds=_unacknowledged_seconds(config),
@@ -182,13 +187,14 @@ class Gateway:
                     f"server.{key}: cannot change from {old} to {new} while the gateway runs; restart it"
                 )
 
-    def _take(self, config: Config, changes: Changes) -> None:
+    def _take(self, config: Config, read: Credentials, changes: Changes) -> None:
         """In one step of the loop, so that no request sees half of it."""
         server, before = config.server, self._config.server
         if (server.log_level, server.log_format) != (before.log_level, before.log_format):
             configure_logging(level=server.log_level, format_=server.log_format)
         self._config = config
         self._observer.know(config.upstreams)
+        self._authenticator.keyring = read.keyring
         self._routes.replace(assembly.routes(config))
         self._lanes.commit(changes)
         self._relay.serve(upstreams=self._lanes.upstreams, limits=assembly.relay_limits(config.server))
@@ -271,6 +277,7 @@ class Gateway:
                 keep_record(self._observe),
                 detect_dialect(self._dialects),
                 render_errors,
+                authenticate(self._authenticator),
                 canonicalise(routes=self._routes, max_body_bytes=lambda: self._config.server.max_body_bytes),
             ]
         )
@@ -307,7 +314,7 @@ class Gateway:
     async def _listener(
         self, application: web.Application, max_connections: int, tls: ssl.SSLContext | None
     ) -> Listener:
-        runner = make_runner(application)
+        runner = make_runner(application, self._malformed)
         self._runners.append(runner)
         await runner.setup()
         server = runner.server
@@ -352,36 +359,22 @@ def _unacknowledged_seconds(config: Config) -> float:
     return max(UNACKNOWLEDGED_SECONDS, config.server.client_stall_timeout_seconds)
 
 
-def make_runner(application: web.Application) -> web.AppRunner:
+def make_runner(application: web.Application, malformed: MalformedRequests) -> web.AppRunner:
     """The only place where a runner is made.
 
-    ``handler_cancellation`` is off in aiohttp's own runner: a queued client could leave without anybody noticing.  It
-    is on in aiohttp's test server, so a test that does not come through here proves nothing.
+    aiohttp's test server has other settings than its runner, so a test that does not come through here proves nothing.
     """
-    server_log = logging.getLogger("aiogw.server")
-    if not server_log.filters:
-        server_log.addFilter(_told_without_its_bytes)
-    return web.AppRunner(
+    return Runner(
         application,
-        logger=server_log,
-        handler_cancellation=True,
+        malformed=malformed,
+        logger=logging.getLogger("aiogw.server"),
         access_log=None,
         keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
+        max_headers=MAX_HEADER_FIELDS,
+        # Inflated by the middleware, which bounds it and can say in the surface's words what is wrong.
+        auto_decompress=False,
         # Nothing is left to wait for when the runner is cleaned up: the relay has drained.
         shutdown_timeout=0.5,
     )
-
-
-def _told_without_its_bytes(record: logging.LogRecord) -> bool:
-    """A request that is not HTTP, or whose body is not what it says, is the peer's fault: one line, and nothing of it.
-
-    aiohttp logs it with a traceback that quotes what was sent, which any scanner could fill a log with.
-    """
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
-        record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = "refused what is not a request (%s)", (type(error).__name__,)
-        record.exc_info = None
-    return True

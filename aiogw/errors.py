@@ -2,15 +2,19 @@
 
     GatewayError
     ├── ClientFault           the request cannot be served as it was sent
+    │   ├── MalformedRequest      400  not HTTP/1.1, or in doubt where it ends
     │   ├── MalformedBody         400  not JSON, not an object, not readable
     │   ├── InvalidField          400  one member is wrong; ``param`` is its path
+    │   ├── InvalidKey            401  no key, more than one, or nobody's
     │   ├── UnknownModel          404
     │   ├── UnknownEndpoint       404
     │   ├── MethodNotAllowed      405
     │   ├── BodyTooLarge          413
+    │   ├── UnsupportedCoding     415
     │   └── TooManySequences      422  heavier than the cap: could never be admitted
     ├── Refusal               ours: not now; always with ``retry_after_seconds``
     │   ├── QueueFull             503
+    │   ├── QueuePlacesTaken      503  not full, but this holder's share of it
     │   ├── QueueTimeout          503
     │   ├── QueueTooSlow          503  would time out, by the estimate
     │   └── Draining              503
@@ -29,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 
 @frozen(kw_only=True)
@@ -73,6 +77,21 @@ class ClientFault(GatewayError):
 
 
 @frozen(kw_only=True)
+class MalformedRequest(ClientFault):
+    """Its connection cannot go on: whoever sent it may be of another mind about where the next one begins."""
+
+    reason: str
+
+    code = "malformed_request"
+    title = "Not a request"
+    status = 400
+
+    @property
+    def message(self) -> str:
+        return f"This cannot be read as a request: {self.reason}"
+
+
+@frozen(kw_only=True)
 class MalformedBody(ClientFault):
     reason: str
 
@@ -103,6 +122,19 @@ class InvalidField(ClientFault):
     @property
     def param(self) -> str | None:
         return self.path
+
+
+@frozen(kw_only=True)
+class InvalidKey(ClientFault):
+    """Without fields, so that nothing can be learned from it."""
+
+    code = "invalid_api_key"
+    title = "Key not valid"
+    status = 401
+
+    @property
+    def message(self) -> str:
+        return "A valid key is needed here, and only one: as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
 
 
 @frozen(kw_only=True)
@@ -167,6 +199,20 @@ class BodyTooLarge(ClientFault):
 
 
 @frozen(kw_only=True)
+class UnsupportedCoding(ClientFault):
+    coding: str
+    known: tuple[str, ...]
+
+    code = "unsupported_encoding"
+    title = "Content-Encoding not known"
+    status = 415
+
+    @property
+    def message(self) -> str:
+        return f"Content-Encoding may be {' or '.join(self.known)}, not {quoted(self.coding)}"
+
+
+@frozen(kw_only=True)
 class TooManySequences(ClientFault):
     upstream: str
     sequences: int
@@ -227,6 +273,23 @@ class QueueFull(QueueRefusal):
         return (
             f"All {self.cap} slots of the upstream {self.upstream!r} are busy and all {self.queue_limit} places of its "
             f"queue are taken; {self._advice}"
+        )
+
+
+@frozen(kw_only=True)
+class QueuePlacesTaken(QueueRefusal):
+    """The queue is not full, but one holder has as many who wait as it may."""
+
+    queue_places: int
+
+    code = "queue_places_taken"
+    title = "Share of the queue taken"
+
+    @property
+    def message(self) -> str:
+        return (
+            f"All {self.queue_places} places that this key may occupy in the queue of the upstream {self.upstream!r} "
+            f"are taken; {self._advice}"
         )
 
 
@@ -340,8 +403,9 @@ class UpstreamStatus(UpstreamFault):
     """
 
     upstream_status: int
-    upstream_message: str
-    error: Mapping[str, Any] | None
+    # Not shown: an upstream likes to repeat what it was asked.
+    upstream_message: str = field(repr=False)
+    error: Mapping[str, Any] | None = field(repr=False)
     upstream_retry_after_seconds: int | None
 
     title = "Upstream refused"

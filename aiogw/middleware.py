@@ -1,4 +1,4 @@
-"""What every request passes before it is relayed: its record, its dialect, its errors, its canonical form.
+"""What every request passes before it is relayed: record, dialect, errors, whose it is, canonical form.
 
 This is the only module that reads a request's head and body.  It may not know the gate or an upstream.
 """
@@ -8,16 +8,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
+from aiogw.auth import ANYBODY, Authenticator, Holder
 from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
+from aiogw.contentcoding import Inflater, content_coding
 from aiogw.dialects import detect
 from aiogw.dialects.base import Call, Dialect, LocalEndpoint, RelayEndpoint
-from aiogw.errors import BodyTooLarge, ClientGone, GatewayError, InternalFault, MalformedBody, UnknownModel
+from aiogw.errors import (
+    BodyTooLarge,
+    ClientGone,
+    GatewayError,
+    InternalFault,
+    MalformedBody,
+    MalformedRequest,
+    UnknownModel,
+)
 from aiogw.record import CLIENT_GONE, COMPLETED, RequestRecord, request_id_from
 from aiogw.routing import Routes
 
@@ -25,11 +37,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger(__name__)
 
-# Of a name that a client chose, in a log line.
+# Of anything that a client chose, in a log line.
 MAX_LOGGED_CHARACTERS = 200
 
 RECORD = web.RequestKey("RECORD", RequestRecord)
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("DIALECT", Dialect)
+HOLDER = web.RequestKey("HOLDER", Holder)
 CALL = web.RequestKey("CALL", Call)
 
 
@@ -41,8 +54,8 @@ def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
         record = RequestRecord(
             request_id=request_id_from(request.headers.get("x-request-id")),
             arrived_at=time.monotonic(),
-            method=request.method,
-            path=request.path,
+            method=request.method[:MAX_LOGGED_CHARACTERS],
+            path=request.path[:MAX_LOGGED_CHARACTERS],
         )
         request[RECORD] = record
         try:
@@ -100,6 +113,25 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _refuse(request, InternalFault())
 
 
+def authenticate(authenticator: Authenticator) -> Middleware:
+    """Find out whose request it is, before anything else of it is looked at, its body and its path included.
+
+    OPTIONS needs no key: a browser asks with it beforehand, cannot send one, and would never come to send the rest.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        holder = ANYBODY
+        if request.method != "OPTIONS":
+            headers = request.headers
+            holder = authenticator.holder(headers.getall("authorization", ()), headers.getall("x-api-key", ()))
+        request[HOLDER] = holder
+        request[RECORD].key = holder.name
+        return await handler(request)
+
+    return middleware
+
+
 def canonicalise(*, routes: Routes, max_body_bytes: Callable[[], int]) -> Middleware:
     """Answer what can be answered here; of the rest, read the whole body and leave its canonical form behind.
 
@@ -110,9 +142,10 @@ def canonicalise(*, routes: Routes, max_body_bytes: Callable[[], int]) -> Middle
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         dialect = request[DIALECT]
+        _check_framing(request)
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
-            return _respond(request, endpoint.answer(routes.models, request.query))
+            return _respond(request, endpoint.answer(routes.models_in(request[HOLDER].models), request.query))
         call = await _read_call(request, dialect, endpoint, routes, max_body_bytes())
         if isinstance(call, Document):
             return _respond(request, call)
@@ -130,7 +163,8 @@ async def _read_call(
     body = await _read_body(request, max_body_bytes)
     record = request[RECORD]
     record.request_bytes = len(body)
-    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, routes.find_engine)
+    find_engine = partial(routes.find_engine, allowed=request[HOLDER].models)
+    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, find_engine)
     if isinstance(call, Document):
         return call
     record.model = call.request.model
@@ -143,8 +177,20 @@ async def accept_expectation(_request: web.Request) -> None:
     """Replaces aiohttp's own handler of ``Expect``, which says 100 before anybody has looked at the length."""
 
 
+def _check_framing(request: web.Request) -> None:
+    """Refuse what RFC 9112 (6.1) has no answer for, and the parsers let pass: others may read another length."""
+    coding = request.headers.get("transfer-encoding")
+    if coding is None:
+        return
+    if request.version < (1, 1):
+        raise MalformedRequest(reason="HTTP/1.0 has no Transfer-Encoding")
+    if coding.lower() != "chunked":
+        raise MalformedRequest(reason="Transfer-Encoding may only be chunked")
+
+
 async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
-    """The whole body, decoded; raises BodyTooLarge, MalformedBody."""
+    """The whole body, decoded; raises BodyTooLarge, MalformedBody, UnsupportedCoding."""
+    coding = content_coding(request.headers.getall("content-encoding", []))
     if request.content_length is not None and request.content_length > max_body_bytes:
         raise BodyTooLarge(limit_bytes=max_body_bytes)
     asks = request.version >= (1, 1) and request.headers.get("expect", "").lower() == "100-continue"
@@ -154,14 +200,27 @@ async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
     size = 0
     try:
         # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
-        async for piece in request.content.iter_any():
+        async for piece in _plain(request, coding):
             size += len(piece)
             if size > max_body_bytes:
                 raise BodyTooLarge(limit_bytes=max_body_bytes)
             pieces.append(piece)
-    except web.RequestPayloadError as error:
-        raise MalformedBody(reason=f"its framing or encoding is broken ({error})") from None
+    except (web.RequestPayloadError, HttpProcessingError):  # the C parser's, and the pure one's
+        raise MalformedBody(reason="its framing is broken") from None
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def _plain(request: web.Request, coding: str | None) -> AsyncIterator[bytes]:
+    inflater = None if coding is None else Inflater(coding)
+    async for piece in request.content.iter_any():
+        if inflater is None:
+            yield piece
+            continue
+        for step in inflater.feed(piece):
+            yield step
+            await asyncio.sleep(0)  # the steps of a bomb are many, and others want their turn between them
+    if inflater is not None:
+        inflater.end()
 
 
 def _refuse(request: web.Request, error: GatewayError) -> web.Response:
@@ -169,12 +228,19 @@ def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     record.outcome = error.code
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
-    return _respond(request, request[DIALECT].render_error(error, record.request_id))
+    response = _respond(request, request[DIALECT].render_error(error, record.request_id))
+    if isinstance(error, BodyTooLarge):
+        response.force_close()  # aiohttp's C parser (3.14) takes a length of 2**64 - 1 for none
+    return response
 
 
 def _respond(request: web.Request, document: Document) -> web.Response:
     """``document`` as aiohttp sends it, with the request id where this surface's clients look for it."""
     response = web.Response(status=document.status, body=document.body)
+    if not request.content.is_eof():
+        # Whether the rest of a body is still to come is anybody's guess: a client that was told this instead of a 100
+        # sends its next request, which would be taken for the body.
+        response.force_close()
     response.headers["content-type"] = document.content_type
     response.headers["server"] = "aiogw"  # else aiohttp tells its version and Python's
     for name, value in document.headers:

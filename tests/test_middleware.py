@@ -13,10 +13,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
+from aiogw.auth import Authenticator
 from aiogw.canonical import CanonicalRequest, Engine
 from aiogw.dialects import DIALECTS
 from aiogw.errors import ClientGone, QueueFull
-from aiogw.middleware import CALL, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.middleware import CALL, authenticate, canonicalise, detect_dialect, keep_record, render_errors
 from aiogw.record import RequestRecord
 from aiogw.routing import Route, Routes
 
@@ -46,6 +47,7 @@ class Pipeline:
                 keep_record(self.records.put_nowait),
                 detect_dialect(DIALECTS),
                 render_errors,
+                authenticate(Authenticator(None)),
                 canonicalise(routes=ROUTES, max_body_bytes=lambda: MAX_BODY_BYTES),
             ]
         )

@@ -35,7 +35,8 @@ class Target:
     """Where an upstream listens: ``host`` and ``port``, or, where it is given, the ``path`` of a Unix socket.
 
     ``address`` is the one of the host's to connect to, None: the first that takes it.  ``authority`` is sent as
-    ``Host``; ``prefix`` comes before every path; ``ssl_context`` None: plain HTTP.
+    ``Host``; ``prefix`` comes before every path; ``ssl_context`` None: plain HTTP.  ``credential`` is the gateway's
+    own, sent as a bearer token; None: none is sent.
     """
 
     host: str
@@ -45,6 +46,7 @@ class Target:
     prefix: str
     address: str | None = None
     ssl_context: ssl.SSLContext | None = field(repr=False)
+    credential: str | None = field(repr=False)
 
 
 class ResponseListener(Protocol):
@@ -145,8 +147,8 @@ class UpstreamCall:
 def request_fields(headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
     """The fields of a request, made beforehand so that a grant has next to nothing left to do but write.
 
-    ``headers`` are end-to-end fields; Host is the pool's to say, Content-Length and Accept-Encoding are written here.
-    An encoding is never asked for, because nobody could look into a compressed event stream.
+    ``headers`` are end-to-end fields; Host and a credential are the pool's to say, Content-Length and Accept-Encoding
+    are written here.  An encoding is never asked for, because nobody could look into a compressed event stream.
     """
     fields = "".join(f"{name}: {value}\r\n" for name, value in headers)
     text = f"{fields}accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -178,7 +180,8 @@ class UpstreamPool:
         self._idle: list[Connection] = []
         self._closed = False
         self._reachable = True
-        self._start = f" HTTP/1.1\r\nhost: {target.authority}\r\n".encode()
+        credential = "" if target.credential is None else f"authorization: Bearer {target.credential}\r\n"
+        self._start = f" HTTP/1.1\r\nhost: {target.authority}\r\n{credential}".encode()
 
     def send(
         self,

@@ -153,7 +153,7 @@ class ChaosRun:
             "idle_timeout_seconds": SILENCE_SECONDS,
             "admission": admission,
         }
-        return {"server": server, "upstreams": {"reasoning": upstream}}
+        return {"server": server, "auth": {"mode": "none"}, "upstreams": {"reasoning": upstream}}
 
     async def _measure(self) -> None:
         options, gateway, audit = self._options, self._gateway, self.audit

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +21,8 @@ from rig import (
     chunk,
     eventually,
     head,
+    make_certificate,
+    needs_openssl,
     open_files,
     whole,
 )
@@ -44,6 +44,7 @@ def make_pool(upstream: ScriptedUpstream | tuple[str, int], **changes: object) -
         authority="upstream.test:80",
         prefix=str(changes.pop("prefix", "")),
         ssl_context=changes.pop("ssl_context", None),  # type: ignore[arg-type]
+        credential=changes.pop("credential", None),  # type: ignore[arg-type]
     )
     seconds = {"connect_timeout_seconds": 2.0, "first_byte_timeout_seconds": 5.0, "idle_timeout_seconds": 5.0}
     return UpstreamPool(upstream="reasoning", target=target, **(seconds | changes))  # type: ignore[arg-type]
@@ -183,15 +184,16 @@ async def test_a_closed_pool_keeps_nothing(upstream: ScriptedUpstream) -> None:
     """Idle connections go when the pool is closed, and those in use as soon as they become idle."""
     pool = make_pool(upstream)
     outcomes = [Outcome(), Outcome()]
-    for outcome in outcomes:
-        begin(pool, outcome)
-    await upstream.exchange(1)
-    upstream.exchanges[0].answer()
+    for tag, outcome in enumerate(outcomes):
+        begin(pool, outcome, b"tag:%d" % tag)
+    # Two that connect at once may arrive in either order.
+    first, second = await upstream.tagged(0), await upstream.tagged(1)
+    first.answer()
     await outcomes[0].end()
     pool.close()
-    await eventually(lambda: upstream.exchanges[0].connection.closed)
-    assert not upstream.exchanges[1].connection.closed
-    upstream.exchanges[1].answer()
+    await eventually(lambda: first.connection.closed)
+    assert not second.connection.closed
+    second.answer()
     assert (await outcomes[1].end()).data == WHOLE
     await eventually(lambda: upstream.open_connections == [])
     assert pool.take() is None
@@ -423,7 +425,7 @@ async def test_pausing_holds_the_upstream_back(upstream: ScriptedUpstream) -> No
 
 
 async def test_the_three_time_outs(upstream: ScriptedUpstream) -> None:
-    """R31: Each limit is the one that was set, and the upstream sees its connection closed."""
+    """R31: each limit is the one that was set, and the upstream sees its connection closed."""
     pool = make_pool(upstream, first_byte_timeout_seconds=0.05, idle_timeout_seconds=0.1)
     outcome = await post(pool)
     assert isinstance(outcome.error, UpstreamTimeout)
@@ -438,19 +440,10 @@ async def test_the_three_time_outs(upstream: ScriptedUpstream) -> None:
 
 # -- TLS ------------------------------------------------------------------------------------------------------------
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command to make certificates")
-
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for ``localhost`` that signs itself, and its key."""
-    directory = tmp_path_factory.mktemp("tls")
-    paths = directory / "certificate.pem", directory / "key.pem"
-    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    command = ["openssl", "req", "-x509", *options, *names, "-out", str(paths[0]), "-keyout", str(paths[1])]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
-    return paths
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 async def tls_server(certificate: tuple[Path, Path]) -> asyncio.Server:
