@@ -80,6 +80,7 @@ class Recount:
             *,
             granted: Callable[[Admission], None],
             refused: Callable[[GatewayError], None],
+            **more: Any,
         ) -> Admission:
             began_at = time.monotonic()
             claim = Claim(weight=weight, entered=(began_at, began_at))
@@ -94,7 +95,7 @@ class Recount:
                 refused(error)
 
             try:
-                admission = enter(gate, address, weight, granted=told_granted, refused=told_refused)
+                admission = enter(gate, address, weight, granted=told_granted, refused=told_refused, **more)
             except GatewayError as error:
                 self._refused(claim, error)
                 raise
