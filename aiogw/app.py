@@ -19,6 +19,7 @@ from prometheus_async.aio.web import server_stats
 
 from aiogw import assembly, credentials
 from aiogw.auth import Authenticator
+from aiogw.bodies import BodyBudget
 from aiogw.catalogue import Catalogue
 from aiogw.config import Config, ConfigError
 from aiogw.credentials import Credentials
@@ -28,8 +29,9 @@ from aiogw.dialects.base import Dialect
 from aiogw.enginewatch import EngineWatch
 from aiogw.lanes import CannotReload, Changes, Lanes
 from aiogw.listener import Listener
-from aiogw.metrics import Observer, Readings, StateCollector
+from aiogw.metrics import HEADER_TIMEOUTS, MALFORMED, Observer, Readings, StateCollector
 from aiogw.middleware import accept_expectation, authenticate, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.protocol import ConnectionLimits
 from aiogw.record import RequestRecord, configure_logging, tell
 from aiogw.relay import Relay
 from aiogw.routing import Routes
@@ -39,8 +41,6 @@ from aiogw.sockets import CannotListen, server_context, shown
 
 log = logging.getLogger(__name__)
 
-# An idle client connection is closed after this; nginx's default, and longer than the SDKs keep theirs.
-CLIENT_KEEPALIVE_SECONDS = 75
 # Probes and scrapes; never refused because clients have taken all there is.
 MAX_ADMIN_CONNECTIONS = 64
 # Log, event loop, libraries: what is open before anybody connects.
@@ -84,13 +84,14 @@ class Gateway:
         self._reload_again = False
         self._reload_successful = True
         self._departures = Departures(asyncio.get_running_loop())
+        self._bodies = BodyBudget(limit_bytes=config.server.body_memory_bytes)
         self._lanes = Lanes()
         self._routes = Routes((), created=int(time.time()))
         self._relay = Relay(routes=self._routes, gate=self._lanes.gate, departures=self._departures)
         self._catalogue = Catalogue(learn=self._routes.learn)
         self._engine_watch = EngineWatch()
         self._observer = Observer()
-        self._malformed = MalformedRequests(render=dialects[0].render_error, observe=self._observer.observe)
+        self._malformed = MalformedRequests(render=dialects[0].render_error, count=MALFORMED.inc)
         self._collector = StateCollector(self._read_state)
 
     @property
@@ -193,6 +194,7 @@ class Gateway:
         if (server.log_level, server.log_format) != (before.log_level, before.log_format):
             configure_logging(level=server.log_level, format_=server.log_format)
         self._config = config
+        self._bodies.limit_bytes = server.body_memory_bytes
         self._observer.know(config.upstreams)
         self._authenticator.keyring = read.keyring
         self._routes.replace(assembly.routes(config))
@@ -212,6 +214,8 @@ class Gateway:
         return Readings(
             gates=self._lanes.statistics(),
             engines=self._engine_watch.readings,
+            body_bytes=self._bodies.held_bytes,
+            body_limit_bytes=self._bodies.limit_bytes,
             listener=self._listeners[0].statistics() if self._listeners else None,
             draining=self._relay.draining,
             reload_successful=self._reload_successful,
@@ -278,7 +282,11 @@ class Gateway:
                 detect_dialect(self._dialects),
                 render_errors,
                 authenticate(self._authenticator),
-                canonicalise(routes=self._routes, max_body_bytes=lambda: self._config.server.max_body_bytes),
+                canonicalise(
+                    routes=self._routes,
+                    limits=lambda: assembly.body_limits(self._config.server),
+                    budget=self._bodies,
+                ),
             ]
         )
         application.router.add_route("*", "/{path:.*}", self._relay.handle, expect_handler=accept_expectation)
@@ -314,7 +322,7 @@ class Gateway:
     async def _listener(
         self, application: web.Application, max_connections: int, tls: ssl.SSLContext | None
     ) -> Listener:
-        runner = make_runner(application, self._malformed)
+        runner = make_runner(application, self._malformed, lambda: assembly.connection_limits(self._config.server))
         self._runners.append(runner)
         await runner.setup()
         server = runner.server
@@ -359,7 +367,9 @@ def _unacknowledged_seconds(config: Config) -> float:
     return max(UNACKNOWLEDGED_SECONDS, config.server.client_stall_timeout_seconds)
 
 
-def make_runner(application: web.Application, malformed: MalformedRequests) -> web.AppRunner:
+def make_runner(
+    application: web.Application, malformed: MalformedRequests, limits: Callable[[], ConnectionLimits]
+) -> web.AppRunner:
     """The only place where a runner is made.
 
     aiohttp's test server has other settings than its runner, so a test that does not come through here proves nothing.
@@ -367,9 +377,10 @@ def make_runner(application: web.Application, malformed: MalformedRequests) -> w
     return Runner(
         application,
         malformed=malformed,
+        limits=limits,
+        on_header_timeout=HEADER_TIMEOUTS.inc,
         logger=logging.getLogger("aiogw.server"),
         access_log=None,
-        keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
         max_headers=MAX_HEADER_FIELDS,

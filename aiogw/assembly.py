@@ -15,10 +15,28 @@ from aiogw.admission.readings import Limits
 from aiogw.canonical import Engine
 from aiogw.config import Config, ServerConfig, UpstreamAddress, UpstreamConfig
 from aiogw.credentials import Credentials
+from aiogw.middleware import BodyLimits
+from aiogw.protocol import ConnectionLimits
 from aiogw.relay import RelayLimits
 from aiogw.routing import Route
 from aiogw.upstream.endpoints import Endpoint, UpstreamPlan
 from aiogw.upstream.pool import Target, UpstreamPool
+
+
+def body_limits(server: ServerConfig) -> BodyLimits:
+    return BodyLimits(
+        max_bytes=server.max_body_bytes,
+        timeout_seconds=server.body_timeout_seconds,
+        min_bytes_per_second=server.body_min_bytes_per_second,
+    )
+
+
+def connection_limits(server: ServerConfig) -> ConnectionLimits:
+    return ConnectionLimits(
+        header_timeout_seconds=server.header_timeout_seconds,
+        keepalive_timeout_seconds=server.keepalive_timeout_seconds,
+        client_stall_timeout_seconds=server.client_stall_timeout_seconds,
+    )
 
 
 def routes(config: Config) -> Iterator[Route]:

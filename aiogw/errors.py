@@ -9,6 +9,7 @@
     │   ├── UnknownModel          404
     │   ├── UnknownEndpoint       404
     │   ├── MethodNotAllowed      405
+    │   ├── BodyTimeout           408
     │   ├── BodyTooLarge          413
     │   ├── UnsupportedCoding     415
     │   └── TooManySequences      422  heavier than the cap: could never be admitted
@@ -17,6 +18,7 @@
     │   ├── QueuePlacesTaken      503  not full, but this holder's share of it
     │   ├── QueueTimeout          503
     │   ├── QueueTooSlow          503  would time out, by the estimate
+    │   ├── MemoryFull            503  too many bytes of bodies at once
     │   └── Draining              503
     ├── UpstreamFault         behind us
     │   ├── UpstreamUnavailable   503  no connection could be made
@@ -186,6 +188,21 @@ class MethodNotAllowed(ClientFault):
 
 
 @frozen(kw_only=True)
+class BodyTimeout(ClientFault):
+    timeout_seconds: float
+    min_bytes_per_second: int
+
+    code = "body_timeout"
+    title = "Request too slow"
+    status = 408
+
+    @property
+    def message(self) -> str:
+        more = f"a second more for every {self.min_bytes_per_second} bytes that have come"
+        return f"The request body came too slowly: it has {self.timeout_seconds:g} s, and {more}"
+
+
+@frozen(kw_only=True)
 class BodyTooLarge(ClientFault):
     limit_bytes: int
 
@@ -237,7 +254,6 @@ class TooManySequences(ClientFault):
 class Refusal(GatewayError):
     """Not now.  ``retry_after_seconds`` is a whole number from 1 to 60."""
 
-    upstream: str
     retry_after_seconds: int
 
     status = 503
@@ -252,6 +268,7 @@ class Refusal(GatewayError):
 class QueueRefusal(Refusal):
     """The queue's doing; ``estimated_seconds`` is what ``retry_after_seconds`` was made from: a newcomer's wait."""
 
+    upstream: str
     estimated_seconds: float | None = None
 
     @property
@@ -321,7 +338,24 @@ class QueueTooSlow(QueueRefusal):
 
 
 @frozen(kw_only=True)
+class MemoryFull(Refusal):
+    limit_bytes: int
+
+    code = "memory_full"
+    title = "Memory full"
+
+    @property
+    def message(self) -> str:
+        return (
+            f"The bodies of other requests take too much of the {self.limit_bytes} bytes there are for all of them; "
+            f"try again in {self.retry_after_seconds} s"
+        )
+
+
+@frozen(kw_only=True)
 class Draining(Refusal):
+    upstream: str
+
     code = "draining"
     title = "Shutting down"
 

@@ -22,7 +22,7 @@ from aiogw.clientstream import ClientStream
 from aiogw.departures import Departures
 from aiogw.dialects.base import Call, Dialect
 from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
-from aiogw.middleware import CALL, DIALECT, HOLDER, RECORD
+from aiogw.middleware import CALL, DIALECT, HELD_BODY, HOLDER, RECORD
 from aiogw.record import CLIENT_GONE, RequestRecord
 from aiogw.routing import Route, Routes
 from aiogw.upstream.answer import read_error
@@ -149,6 +149,7 @@ class RelayedRequest:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._body = call.request.body
+        self._held_body = request[HELD_BODY]
         self._path = call.request.path
         self._fields = request_fields(
             [
@@ -296,6 +297,8 @@ class RelayedRequest:
         at.  They wait for the next turn of the loop, because responses that started together end together: a write to a
         client costs some 30 µs, which the slots of the others that end in this turn would stand idle.
         """
+        if head is not None:
+            self._held_body.release()
         if ended:
             self._call = None
             self._let_go()

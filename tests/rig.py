@@ -445,7 +445,8 @@ class ScriptedUpstream:
             self._server.close()
             self._server = None
         for connection in self.connections:
-            connection.transport.abort()
+            if not connection.closed:
+                connection.transport.abort()
         await eventually(lambda: all(connection.closed for connection in self.connections))
 
     def began(self, exchange: Exchange) -> None:
@@ -874,7 +875,12 @@ SERVER: dict[str, Any] = {
     "listen": "127.0.0.1:0",
     "admin_listen": "127.0.0.1:0",
     "max_connections": 800,
+    "header_timeout_seconds": 10,
+    "keepalive_timeout_seconds": 75,
+    "body_timeout_seconds": 10,
+    "body_min_bytes_per_second": 1 << 16,
     "max_body_bytes": 4 << 20,
+    "body_memory_bytes": 64 << 20,
     "response_buffer_bytes": 1 << 16,
     "client_stall_timeout_seconds": 5,
     "drain_timeout_seconds": 5,

@@ -52,7 +52,12 @@ TEXT = """
 listen = "127.0.0.1:8080"
 admin_listen = "127.0.0.1:9464"
 max_connections = 1024
+header_timeout_seconds = 10
+keepalive_timeout_seconds = 75
+body_timeout_seconds = 10
+body_min_bytes_per_second = 65536
 max_body_bytes = 67108864
+body_memory_bytes = 268435456
 response_buffer_bytes = 4194304
 client_stall_timeout_seconds = 60
 drain_timeout_seconds = 30.5
@@ -291,7 +296,10 @@ def test_a_configuration_cannot_be_changed() -> None:
         (("server", "first_sign_seconds"), 0.0),
         (("server", "models_refresh_seconds"), 0.001),
         (("server", "max_body_bytes"), 1),
-        (("server", "max_body_bytes"), 2**63 - 1),
+        (("server", "body_memory_bytes"), 2**63 - 1),
+        (("server", "body_memory_bytes"), 67108864),
+        (("server", "header_timeout_seconds"), 0.001),
+        (("server", "body_min_bytes_per_second"), 1),
         (("upstreams", "reasoning", "admission", "queue_limit"), 0),
         (("upstreams", "reasoning", "admission", "cap"), 7),
         (("upstreams", "reasoning", "admission", "cap"), 1),

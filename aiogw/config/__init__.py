@@ -83,7 +83,12 @@ class ServerConfig:
     listen: ListenAddress
     admin_listen: ListenAddress
     max_connections: Positive
+    header_timeout_seconds: Seconds
+    keepalive_timeout_seconds: Seconds
+    body_timeout_seconds: Seconds
+    body_min_bytes_per_second: Positive
     max_body_bytes: Positive
+    body_memory_bytes: Positive
     response_buffer_bytes: Positive
     client_stall_timeout_seconds: Seconds
     drain_timeout_seconds: Seconds

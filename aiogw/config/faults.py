@@ -100,6 +100,7 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
     server = raw.get("server")
     if isinstance(server, dict):
         yield from _listen_faults(server)
+        yield from _memory_faults(server)
 
 
 def _are_names(models: Any) -> bool:
@@ -142,6 +143,12 @@ def _listen_faults(server: Mapping[str, Any]) -> Iterator[str]:
     # Port 0 asks the kernel for a free port each time, so two of them are two places.
     if listen == admin_listen and listen.port != 0:
         yield "server.admin_listen: the same address as server.listen"
+
+
+def _memory_faults(server: Mapping[str, Any]) -> Iterator[str]:
+    largest, all_together = server.get("max_body_bytes"), server.get("body_memory_bytes")
+    if type(largest) is int and type(all_together) is int and all_together < largest:
+        yield f"server.body_memory_bytes: expected at least max_body_bytes ({largest}), found {shown(all_together)}"
 
 
 def _urls(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
