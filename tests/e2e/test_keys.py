@@ -158,8 +158,6 @@ async def test_no_body_is_waited_for(rig: Rig, surface: Surface, process: bool, 
         client.close()
 
 
-<<<<<<< HEAD
-=======
 @pytest.mark.parametrize("process", [False, True], ids=["in-process", "daemon"])
 @pytest.mark.parametrize(
     "doubtful",
@@ -188,7 +186,6 @@ async def test_nothing_behind_a_request_without_a_key_is_one(
     assert upstream.exchanges == []
 
 
->>>>>>> 294829b (Nothing behind a request without a key is one)
 async def test_a_client_that_asks_first_is_let_go_on_with_a_key(rig: Rig, auth: Auth) -> None:
     """With a key the 100 comes as ever."""
     gateway = await rig.gateway(await rig.upstream(answer), auth=auth())
