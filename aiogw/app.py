@@ -17,18 +17,20 @@ from typing import Any
 from aiohttp import web
 from prometheus_async.aio.web import server_stats
 
-from aiogw import assembly
+from aiogw import assembly, credentials
+from aiogw.auth import Authenticator
 from aiogw.bodies import BodyBudget
 from aiogw.catalogue import Catalogue
 from aiogw.config import Config, ConfigError
+from aiogw.credentials import Credentials
 from aiogw.departures import Departures
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 from aiogw.enginewatch import EngineWatch
 from aiogw.lanes import CannotReload, Changes, Lanes
 from aiogw.listener import Listener
-from aiogw.metrics import HEADER_TIMEOUTS, Observer, Readings, StateCollector
-from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.metrics import HEADER_TIMEOUTS, MALFORMED, Observer, Readings, StateCollector
+from aiogw.middleware import accept_expectation, authenticate, canonicalise, detect_dialect, keep_record, render_errors
 from aiogw.protocol import ConnectionLimits
 from aiogw.record import RequestRecord, configure_logging, tell
 from aiogw.relay import Relay
@@ -53,7 +55,8 @@ EMPTY_POLL_SECONDS = 0.02
 class Gateway:
     """One gateway.  ``dialects`` is the registry; a test may serve one more.
 
-    ``reread`` is asked for the configuration again at each SIGHUP; it raises ConfigError.  ``environment`` is where the
+    Raises ConfigError for a file that is named and cannot be used.  ``reread`` is asked for the configuration again at
+    each SIGHUP; it raises ConfigError, too.  ``environment`` is where the
     service manager says what it passes and what it wants to hear.
     """
 
@@ -66,6 +69,8 @@ class Gateway:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
+        self._credentials = credentials.load(config)
+        self._authenticator = Authenticator(self._credentials.keyring)
         self._reread = reread
         self._dialects = dialects
         self._stop_now = asyncio.Event()
@@ -86,7 +91,7 @@ class Gateway:
         self._catalogue = Catalogue(learn=self._routes.learn)
         self._engine_watch = EngineWatch()
         self._observer = Observer()
-        self._malformed = MalformedRequests(render=dialects[0].render_error, observe=self._observer.observe)
+        self._malformed = MalformedRequests(render=dialects[0].render_error, count=MALFORMED.inc)
         self._collector = StateCollector(self._read_state)
 
     @property
@@ -97,8 +102,9 @@ class Gateway:
     async def start(self) -> None:
         """Listen; raises CannotListen."""
         server = self._config.server
-        self._take(self._config, await self._lanes.prepare(self._config))
+        self._take(self._config, self._credentials, await self._lanes.prepare(self._config, self._credentials))
         self._collector.register()
+        self._say_if_too_few_descriptors()
         with inherited_sockets(self._environment) as inherited:
             clients = await self._listener(self._application(), server.max_connections, _tls(self._config))
             await clients.listen(server.listen, inherited, "listening")
@@ -106,7 +112,6 @@ class Gateway:
             await admin.listen(server.admin_listen, inherited, "metrics and health")
             for sock in inherited:
                 raise CannotListen(f"{shown(sock)} is inherited, but neither server.listen nor server.admin_listen")
-        self._say_if_too_few_descriptors()
         self._serving = True
         self._ask_around()
         self._service.ready()
@@ -156,13 +161,14 @@ class Gateway:
                 config = self._reread()
                 self._refuse_what_is_fixed(config)
                 tls = _tls(config)
-                changes = await self._lanes.prepare(config)
+                read = credentials.load(config)
+                changes = await self._lanes.prepare(config, read)
         except (ConfigError, CannotListen, CannotReload) as error:
             self._reload_successful = False
             for fault in str(error).splitlines():
                 log.error("the configuration is not taken: %s", fault)
             return False
-        self._take(config, changes)
+        self._take(config, read, changes)
         self._listeners[0].change(
             max_connections=config.server.max_connections,
             unacknowledged_seconds=_unacknowledged_seconds(config),
@@ -182,7 +188,7 @@ class Gateway:
                     f"server.{key}: cannot change from {old} to {new} while the gateway runs; restart it"
                 )
 
-    def _take(self, config: Config, changes: Changes) -> None:
+    def _take(self, config: Config, read: Credentials, changes: Changes) -> None:
         """In one step of the loop, so that no request sees half of it."""
         server, before = config.server, self._config.server
         if (server.log_level, server.log_format) != (before.log_level, before.log_format):
@@ -190,6 +196,7 @@ class Gateway:
         self._config = config
         self._bodies.limit_bytes = server.body_memory_bytes
         self._observer.know(config.upstreams)
+        self._authenticator.keyring = read.keyring
         self._routes.replace(assembly.routes(config))
         self._lanes.commit(changes)
         self._relay.serve(upstreams=self._lanes.upstreams, limits=assembly.relay_limits(config.server))
@@ -274,6 +281,7 @@ class Gateway:
                 keep_record(self._observe),
                 detect_dialect(self._dialects),
                 render_errors,
+                authenticate(self._authenticator),
                 canonicalise(
                     routes=self._routes,
                     limits=lambda: assembly.body_limits(self._config.server),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from aiogw import __version__, clients, config
+from aiogw import __version__, clients, config, credentials
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 
@@ -29,15 +29,17 @@ def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...
         parser.error("--client: only with show")
     try:
         loaded = config.load(options.config)
+        if options.command == "check":
+            credentials.load(loaded)
+            return OK
+        if options.command == "show":
+            # Who prints a client's lines need not be able to read the keys.
+            return _show(loaded, options.client)
+        return _run(loaded, partial(config.load, options.config), dialects)
     except config.ConfigError as error:
         for fault in error.faults:
-            print(f"aiogw: {fault}", file=sys.stderr)  # noqa: T201 - the log is not set up without a configuration
+            print(f"aiogw: {fault}", file=sys.stderr)  # noqa: T201 - the log may not be set up yet
         return BAD_CONFIG
-    if options.command == "check":
-        return OK
-    if options.command == "show":
-        return _show(loaded, options.client)
-    return _run(loaded, partial(config.load, options.config), dialects)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@
     │   ├── MalformedRequest      400  not HTTP/1.1, or in doubt where it ends
     │   ├── MalformedBody         400  not JSON, not an object, not readable
     │   ├── InvalidField          400  one member is wrong; ``param`` is its path
+    │   ├── InvalidKey            401  no key, more than one, or nobody's
     │   ├── UnknownModel          404
     │   ├── UnknownEndpoint       404
     │   ├── MethodNotAllowed      405
@@ -14,6 +15,7 @@
     │   └── TooManySequences      422  heavier than the cap: could never be admitted
     ├── Refusal               ours: not now; always with ``retry_after_seconds``
     │   ├── QueueFull             503
+    │   ├── QueuePlacesTaken      503  not full, but this holder's share of it
     │   ├── QueueTimeout          503
     │   ├── QueueTooSlow          503  would time out, by the estimate
     │   ├── MemoryFull            503  too many bytes of bodies at once
@@ -33,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 
 @frozen(kw_only=True)
@@ -122,6 +124,19 @@ class InvalidField(ClientFault):
     @property
     def param(self) -> str | None:
         return self.path
+
+
+@frozen(kw_only=True)
+class InvalidKey(ClientFault):
+    """Without fields, so that nothing can be learned from it."""
+
+    code = "invalid_api_key"
+    title = "Key not valid"
+    status = 401
+
+    @property
+    def message(self) -> str:
+        return "A valid key is needed here, and only one: as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
 
 
 @frozen(kw_only=True)
@@ -279,6 +294,23 @@ class QueueFull(QueueRefusal):
 
 
 @frozen(kw_only=True)
+class QueuePlacesTaken(QueueRefusal):
+    """The queue is not full, but one holder has as many who wait as it may."""
+
+    queue_places: int
+
+    code = "queue_places_taken"
+    title = "Share of the queue taken"
+
+    @property
+    def message(self) -> str:
+        return (
+            f"All {self.queue_places} places that this key may occupy in the queue of the upstream {self.upstream!r} "
+            f"are taken; {self._advice}"
+        )
+
+
+@frozen(kw_only=True)
 class QueueTimeout(QueueRefusal):
     waited_seconds: float
 
@@ -405,8 +437,9 @@ class UpstreamStatus(UpstreamFault):
     """
 
     upstream_status: int
-    upstream_message: str
-    error: Mapping[str, Any] | None
+    # Not shown: an upstream likes to repeat what it was asked.
+    upstream_message: str = field(repr=False)
+    error: Mapping[str, Any] | None = field(repr=False)
     upstream_retry_after_seconds: int | None
 
     title = "Upstream refused"

@@ -31,6 +31,7 @@ REQUESTS = Counter(
     "Requests that have ended, by how; upstream is - where none was chosen.",
     ("surface", "upstream", "outcome"),
 )
+MALFORMED = Counter("aiogw_malformed_requests", "What was refused before it was a request.")
 QUEUE_WAIT = Histogram(
     "aiogw_queue_wait_seconds",
     "Time from a request's entry at the gate to its grant or, without one, its end.",

@@ -1,4 +1,4 @@
-"""What every request passes before it is relayed: its record, its dialect, its errors, its canonical form.
+"""What every request passes before it is relayed: record, dialect, errors, whose it is, canonical form.
 
 This is the only module that reads a request's head and body.  It may not know the gate or an upstream.
 """
@@ -9,13 +9,15 @@ import asyncio
 import io
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from attrs import frozen
 
+from aiogw.auth import ANYBODY, Authenticator, Holder
 from aiogw.bodies import BodyBudget, HeldBody
 from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
@@ -44,6 +46,7 @@ MAX_LOGGED_CHARACTERS = 200
 
 RECORD = web.RequestKey("RECORD", RequestRecord)
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("DIALECT", Dialect)
+HOLDER = web.RequestKey("HOLDER", Holder)
 CALL = web.RequestKey("CALL", Call)
 HELD_BODY = web.RequestKey("HELD_BODY", HeldBody)
 
@@ -127,6 +130,25 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _refuse(request, InternalFault())
 
 
+def authenticate(authenticator: Authenticator) -> Middleware:
+    """Find out whose request it is, before anything else of it is looked at, its body and its path included.
+
+    OPTIONS needs no key: a browser asks with it beforehand, cannot send one, and would never come to send the rest.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        holder = ANYBODY
+        if request.method != "OPTIONS":
+            headers = request.headers
+            holder = authenticator.holder(headers.getall("authorization", ()), headers.getall("x-api-key", ()))
+        request[HOLDER] = holder
+        request[RECORD].key = holder.name
+        return await handler(request)
+
+    return middleware
+
+
 def canonicalise(*, routes: Routes, limits: Callable[[], BodyLimits], budget: BodyBudget) -> Middleware:
     """Answer what can be answered here; of the rest, read the whole body and leave its canonical form behind.
 
@@ -140,7 +162,7 @@ def canonicalise(*, routes: Routes, limits: Callable[[], BodyLimits], budget: Bo
         _check_framing(request)
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
-            return _respond(request, endpoint.answer(routes.models, request.query))
+            return _respond(request, endpoint.answer(routes.models_in(request[HOLDER].models), request.query))
         held = request[HELD_BODY] = budget.hold()
         try:
             call = await _read_call(request, dialect, endpoint, routes, limits())
@@ -162,7 +184,8 @@ async def _read_call(
     body = await _read_body(request, limits)
     record = request[RECORD]
     record.request_bytes = len(body)
-    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, routes.find_engine)
+    find_engine = partial(routes.find_engine, allowed=request[HOLDER].models)
+    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, find_engine)
     if isinstance(call, Document):
         return call
     request[HELD_BODY].resize(len(call.request.body))
@@ -203,20 +226,26 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
     # One block for all that is announced, which is only filled as it is written.  Joining pieces would take the double:
     # those of several uploads lie between each other, and what is freed of them is of no use to the next.
     body = io.BytesIO(bytes(declared))
+    inflater = None if coding is None else Inflater(coding)
     size = 0
     try:
         # No timer for what came together with its head, as nearly all do.
         async with asyncio.timeout_at(None if request.content.is_eof() else deadline) as timeout:
             # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
-            async for piece in _plain(request, coding):
-                size += len(piece)
-                if size > limits.max_bytes:
-                    raise BodyTooLarge(limit_bytes=limits.max_bytes)
-                if size > held.size:
-                    held.resize(size)
-                body.write(piece)
+            async for piece in request.content.iter_any():
+                for step in (piece,) if inflater is None else inflater.feed(piece):
+                    size += len(step)
+                    if size > limits.max_bytes:
+                        raise BodyTooLarge(limit_bytes=limits.max_bytes)
+                    if size > held.size:
+                        held.resize(size)
+                    body.write(step)
+                    if inflater is not None:
+                        await asyncio.sleep(0)  # a bomb has many steps, and others want their turn between them
                 if timeout.when() is not None:
                     timeout.reschedule(deadline + size / limits.min_bytes_per_second)
+        if inflater is not None:
+            inflater.end()
     except TimeoutError:
         raise BodyTimeout(
             timeout_seconds=limits.timeout_seconds, min_bytes_per_second=limits.min_bytes_per_second
@@ -225,19 +254,6 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
         raise MalformedBody(reason="its framing is broken") from None
     body.truncate()
     return body.getvalue()
-
-
-async def _plain(request: web.Request, coding: str | None) -> AsyncIterator[bytes]:
-    inflater = None if coding is None else Inflater(coding)
-    async for piece in request.content.iter_any():
-        if inflater is None:
-            yield piece
-            continue
-        for step in inflater.feed(piece):
-            yield step
-            await asyncio.sleep(0)  # the steps of a bomb are many, and others want their turn between them
-    if inflater is not None:
-        inflater.end()
 
 
 def _refuse(request: web.Request, error: GatewayError) -> web.Response:

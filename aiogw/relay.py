@@ -22,7 +22,7 @@ from aiogw.clientstream import ClientStream
 from aiogw.departures import Departures
 from aiogw.dialects.base import Call, Dialect
 from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
-from aiogw.middleware import CALL, DIALECT, HELD_BODY, RECORD
+from aiogw.middleware import CALL, DIALECT, HELD_BODY, HOLDER, RECORD
 from aiogw.record import CLIENT_GONE, RequestRecord
 from aiogw.routing import Route, Routes
 from aiogw.upstream.answer import read_error
@@ -81,7 +81,7 @@ class Relay:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve the canonical request that the middlewares left in ``request``; raises GatewayError or ClientGone."""
-        route = self._routes.find(request[CALL].request.model)
+        route = self._routes.find(request[CALL].request.model, request[HOLDER].models)
         relayed = RelayedRequest(
             request,
             # Taken out: nothing else may keep a body of many megabytes through an answer of many minutes.
@@ -166,6 +166,7 @@ class RelayedRequest:
         self._encoder = call.encoder
         self._dialect: Dialect = request[DIALECT]
         self._record: RequestRecord = request[RECORD]
+        self._holder = request[HOLDER]
         self._gate = gate
         self._upstream = upstream
         self._admission: Admission | None = None
@@ -205,7 +206,12 @@ class RelayedRequest:
             record.entered_at = time.monotonic()
             try:
                 self._admission = self._gate.enter(
-                    self.route.address, self._sequences, granted=self._granted, refused=self.fail
+                    self.route.address,
+                    self._sequences,
+                    granted=self._granted,
+                    refused=self.fail,
+                    holder=self._holder.name,
+                    places=self._holder.queue_places,
                 )
             except GatewayError:
                 record.entered_at = None  # it has not waited, so its wait is none of the metric's

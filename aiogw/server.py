@@ -19,7 +19,7 @@ from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
 from aiogw.errors import GatewayError, MalformedRequest
 from aiogw.protocol import LINGER_SECONDS, ClientProtocol, end_writing
-from aiogw.record import RequestRecord, request_id_from
+from aiogw.record import request_id_from
 
 log = logging.getLogger(__name__)
 
@@ -43,44 +43,34 @@ _OTHER_REASON = "its head or its framing is malformed"
 class MalformedRequests:
     """Counts, tells and answers what is not a request; which surface it was meant for, nobody knows."""
 
-    def __init__(
-        self, *, render: Callable[[GatewayError, str], Document], observe: Callable[[RequestRecord], None]
-    ) -> None:
+    def __init__(self, *, render: Callable[[GatewayError, str], Document], count: Callable[[], None]) -> None:
         self._render = render
-        self._observe = observe
+        self._count = count
         self._minute_ends_at = 0.0
         self._lines_left = 0
         self._untold = 0
 
     def refuse(self, error: MalformedRequest, kind: str) -> bytes:
         """The whole response.  ``kind`` is for the log, and from a closed set: nothing of what was sent is told."""
+        self._count()
+        request_id = request_id_from(None)
         now = time.monotonic()
-        record = RequestRecord(
-            request_id=request_id_from(None), arrived_at=now, status=error.status, outcome=error.code
-        )
-        record.ended_at = now
-        self._observe(record)
         if now >= self._minute_ends_at:
             self._minute_ends_at, self._lines_left = now + 60, LINES_PER_MINUTE
         if self._lines_left:
             self._lines_left -= 1
-            fields: dict[str, Any] = {
-                "request_id": record.request_id,
-                "status": error.status,
-                "outcome": error.code,
-                "kind": kind,
-            }
+            fields: dict[str, Any] = {"request_id": request_id, "status": error.status, "kind": kind}
             if self._untold:
                 fields["untold"] = self._untold
                 self._untold = 0
             log.info("refused what is not a request", extra={"fields": fields})
         else:
             self._untold += 1
-        document = self._render(error, record.request_id)
+        document = self._render(error, request_id)
         headers = "".join(f"{name}: {value}\r\n" for name, value in document.headers)
         head = (
             f"HTTP/1.1 {document.status} Bad Request\r\ncontent-type: {document.content_type}\r\n"
-            f"content-length: {len(document.body)}\r\nx-request-id: {record.request_id}\r\n{headers}"
+            f"content-length: {len(document.body)}\r\nx-request-id: {request_id}\r\n{headers}"
             f"connection: close\r\nserver: aiogw\r\ndate: {formatdate(usegmt=True)}\r\n\r\n"
         )
         return head.encode("ascii") + document.body

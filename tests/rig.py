@@ -14,9 +14,12 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import struct
+import subprocess
 import sys
 import time
 import tomllib
@@ -35,6 +38,7 @@ from aiogw.canonical import ResponseHead
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 from aiogw.errors import UpstreamFault
+from aiogw.record import JsonFormatter
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts" / "vllm-0.32"
 
@@ -46,6 +50,8 @@ ACTIVATED_DAEMON = (str(Path(__file__).parent / "activated_daemon.py"),)
 
 # Long enough for a loaded machine: it only ever passes in full when a test fails.
 PATIENCE_SECONDS = 8.0
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command to make certificates")
 
 Address = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
@@ -69,6 +75,16 @@ async def eventually(
         # Mostly it only takes a few turns of the loop; a daemon takes longer and wants the processor meanwhile.
         await asyncio.sleep(0 if attempt < 10 else min(0.002, attempt * 0.00005))
         attempt += 1
+
+
+def make_certificate(directory: Path, name: str = "localhost") -> tuple[Path, Path]:
+    """A certificate for ``name`` that signs itself, and its key."""
+    paths = directory / f"{name}.pem", directory / f"{name}-key.pem"
+    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+    command = ["openssl", "req", "-x509", *options, *names, "-out", str(paths[0]), "-keyout", str(paths[1])]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    return paths
 
 
 def open_files() -> int:
@@ -108,6 +124,8 @@ STREAM = (
     DONE,
 )
 TEXT = "Hello world"
+# What prompts, answers and keys of the tests are known by; no log of any test may have it.
+SAID = re.compile(r"tag:\d|Hello|canary|sk-\w")
 WHOLE = json.dumps(
     {
         "id": "chatcmpl-1",
@@ -387,17 +405,33 @@ class ScriptedUpstream:
         self.address: Address = ""
         self._server: asyncio.Server | None = None
 
-    async def start(self, *, host: str = "127.0.0.1", port: int = 0, path: str | None = None) -> ScriptedUpstream:
+    async def start(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        path: str | None = None,
+        certificate: tuple[Path, Path] | None = None,
+    ) -> ScriptedUpstream:
+        """Listen; with a ``certificate`` and its key, speak TLS as ``localhost``."""
         loop = asyncio.get_running_loop()
         if path is not None:
             self._server = await loop.create_unix_server(lambda: UpstreamConnection(self), path)
             self.address = path
             self.url = f"unix:{path}"
         else:
-            self._server = await loop.create_server(lambda: UpstreamConnection(self), host, port, backlog=1024)
+            context = None
+            if certificate is not None:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(*certificate)
+            self._server = await loop.create_server(
+                lambda: UpstreamConnection(self), host, port, backlog=1024, ssl=context
+            )
             port = self._server.sockets[0].getsockname()[1]
             self.address = (host, port)
             self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            if context is not None:
+                self.url = f"https://localhost:{port}"
         return self
 
     async def start_again(self) -> None:
@@ -598,6 +632,14 @@ class RawClient:
         except EOFError:
             return True
         return False
+
+    async def rest(self, timeout: float = PATIENCE_SECONDS) -> bytes:
+        """All that comes until the end of the connection."""
+        data = b""
+        with contextlib.suppress(EOFError):
+            while True:
+                data += await self._some(1 << 16, timeout)
+        return data
 
     def quiet(self) -> bool:
         """Whether nothing is there to be read, not even an end."""
@@ -832,7 +874,7 @@ everywhere_both_ways = pytest.mark.parametrize(
 SERVER: dict[str, Any] = {
     "listen": "127.0.0.1:0",
     "admin_listen": "127.0.0.1:0",
-    "max_connections": 1000,
+    "max_connections": 800,
     "header_timeout_seconds": 10,
     "keepalive_timeout_seconds": 75,
     "body_timeout_seconds": 10,
@@ -877,8 +919,13 @@ def upstream_table(url: str, *, models: Iterable[str] = ("reasoning",), **change
     return table | {"admission": admission}
 
 
-def configuration(upstreams: Mapping[str, Mapping[str, Any]], **server: Any) -> str:
-    return tomli_w.dumps({"server": SERVER | server, "upstreams": upstreams})
+NO_KEYS = {"mode": "none"}
+
+
+def configuration(
+    upstreams: Mapping[str, Mapping[str, Any]], *, auth: Mapping[str, Any] = NO_KEYS, **server: Any
+) -> str:
+    return tomli_w.dumps({"server": SERVER | server, "auth": auth, "upstreams": upstreams})
 
 
 class RunningGateway:
@@ -904,7 +951,7 @@ class RunningGateway:
         raise NotImplementedError
 
     def check_log(self) -> None:
-        """After the stop: the log has no error that was not announced."""
+        """After the stop: the log has no error that was not announced, and nothing of what was said."""
         raise NotImplementedError
 
     def expect_error(self, part: str) -> None:
@@ -968,6 +1015,7 @@ class InProcessGateway(RunningGateway):
         self._text = text
         self._gateway = Gateway(self._read_config(), reread=self._read_config, dialects=dialects)
         self._errors: list[str] = []
+        self._said: list[str] = []
         self._handler = _Collect(self)
         self._logger = logging.getLogger()
         self._levels = (logging.getLogger("aiogw").level, self._logger.level)
@@ -997,8 +1045,12 @@ class InProcessGateway(RunningGateway):
         self._logger.removeHandler(self._handler)
         logging.getLogger("aiogw").setLevel(self._levels[0])
         _check_errors(self._errors, self.announced_errors)
+        assert not self._said, self._said[0]
 
     def take(self, record: logging.LogRecord) -> None:
+        line = JsonFormatter().format(record)
+        if SAID.search(line):
+            self._said.append(line)
         if record.levelno >= logging.ERROR:
             self._errors.append(logging.Formatter().format(record))
         if record.name == "aiogw.access":
@@ -1113,6 +1165,8 @@ class Daemon(RunningGateway):
         fine = "(debug|info|warning)"
         good = re.compile(rf'\{{"time": "\S+", "level": "{fine}", .*\}}|\S+Z {fine} [\w.]+: .*')
         _check_errors([line for line in self.lines if not good.fullmatch(line)], self.announced_errors)
+        said = [line for line in self.lines if SAID.search(line)]
+        assert not said, said[0]
 
     async def _read(self) -> None:
         assert self._process.stderr is not None
@@ -1175,12 +1229,13 @@ class Rig:
         dialects: tuple[Dialect, ...] = ALL_DIALECTS,
         others: Mapping[str, Mapping[str, Any]] | None = None,
         server: Mapping[str, Any] | None = None,
+        auth: Mapping[str, Any] = NO_KEYS,
         **changes: Any,
     ) -> RunningGateway:
         """A gateway before ``upstream``, or an address; ``changes`` are keys of its table, ``server`` of [server]."""
         url = upstream if isinstance(upstream, str) else upstream.url
         tables = {"reasoning": upstream_table(url, **changes)} | dict(others or {})
-        return await self.start(configuration(tables, **(server or {})), process=process, dialects=dialects)
+        return await self.start(configuration(tables, auth=auth, **(server or {})), process=process, dialects=dialects)
 
     async def daemon(self, upstream: ScriptedUpstream | str, **options: Any) -> Daemon:
         gateway = await self.gateway(upstream, process=True, **options)

@@ -27,9 +27,11 @@ BELOW_RELAY = (
 BELOW_APP = (
     "",
     "admission",
+    "auth",
     "bodies",
     "catalogue",
     "config",
+    "credentials",
     "departures",
     "dialects",
     "enginewatch",
@@ -59,6 +61,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "deciding": {
         "admission.capacity": (),
         "admission.estimate": (),
+        "auth": ("errors",),
         "admission.queue": ("admission.capacity",),
         "admission.readings": (),
         "bodies": ("errors",),
@@ -93,7 +96,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
         "metrics": ("", "admission.readings", "enginewatch", "listener", "record"),
-        "middleware": (*VOCABULARY, "bodies", "clientstream", "contentcoding", "dialects", "record", "routing"),
+        "middleware": (*VOCABULARY, "auth", "bodies", "clientstream", "contentcoding", "dialects", "record", "routing"),
         "protocol": (),
         "relay": (*VOCABULARY, *BELOW_RELAY),
         "server": (*VOCABULARY, "clientstream", "protocol", "record"),
@@ -101,23 +104,26 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "composition": {
         "app": (*VOCABULARY, *BELOW_APP, "assembly", "lanes", "status"),
+        "lanes": ("admission.gate", "admission.readings", "assembly", "config", "credentials", "upstream.endpoints"),
+        "cli": ("", "app", "clients", "config", "credentials", "dialects", "record", "sockets", "status"),
+        "credentials": ("auth", "config"),
         "assembly": (
             *VOCABULARY,
             "admission.readings",
             "config",
+            "credentials",
             "middleware",
             "protocol",
             "relay",
             "routing",
             "upstream",
         ),
-        "lanes": ("admission.gate", "admission.readings", "assembly", "config", "upstream.endpoints"),
-        "cli": ("", "app", "clients", "config", "dialects", "record", "sockets", "status"),
         "__main__": ("cli",),
     },
 }
 # No event loop, no clock, no socket and no log; most of the hard code is here.
 PURE = (
+    "auth",
     "canonical",
     "errors",
     "sse",

@@ -118,6 +118,7 @@ GOLDEN = {
     "aiogw_body_memory_bytes": ("gauge", set()),
     "aiogw_body_memory_limit_bytes": ("gauge", set()),
     "aiogw_header_timeouts_total": ("counter", set()),
+    "aiogw_malformed_requests_total": ("counter", set()),
     "aiogw_endpoint_up": ("gauge", {"upstream", "endpoint"}),
     "aiogw_endpoint_slots_in_use": ("gauge", {"upstream", "endpoint"}),
     "aiogw_engine_running_requests": ("gauge", {"upstream"}),

@@ -13,11 +13,20 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
+from aiogw.auth import Authenticator
 from aiogw.bodies import BodyBudget
 from aiogw.canonical import CanonicalRequest, Engine
 from aiogw.dialects import DIALECTS
 from aiogw.errors import ClientGone, QueueFull
-from aiogw.middleware import CALL, BodyLimits, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.middleware import (
+    CALL,
+    BodyLimits,
+    authenticate,
+    canonicalise,
+    detect_dialect,
+    keep_record,
+    render_errors,
+)
 from aiogw.record import RequestRecord
 from aiogw.routing import Route, Routes
 
@@ -49,6 +58,7 @@ class Pipeline:
                 keep_record(self.records.put_nowait),
                 detect_dialect(DIALECTS),
                 render_errors,
+                authenticate(Authenticator(None)),
                 canonicalise(routes=ROUTES, limits=lambda: LIMITS, budget=self.budget),
             ]
         )

@@ -57,7 +57,7 @@ def test_source_distribution_has_what_is_not_a_package() -> None:
 def test_shipped_configuration_has_the_documented_keys() -> None:
     """The shipped configuration is TOML with the cluster of the documentation, one gated upstream and one without."""
     config = tomllib.loads(SHIPPED.read_text())
-    assert set(config) == {"server", "upstreams"}
+    assert set(config) == {"server", "auth", "upstreams"}
     assert set(config["upstreams"]) == {"reasoning", "embeddings"}
     admission = config["upstreams"]["reasoning"]["admission"]
     assert (admission["engine_slots"], admission["cap"]) == (8, 6)

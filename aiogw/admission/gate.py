@@ -21,6 +21,7 @@ from aiogw.errors import (
     GatewayError,
     InternalFault,
     QueueFull,
+    QueuePlacesTaken,
     QueueTimeout,
     QueueTooSlow,
     TooManySequences,
@@ -63,8 +64,9 @@ class Admission(Ticket):
         entered_at: float,
         deadline: float,
         position: int,
+        holder: str | None,
     ) -> None:
-        super().__init__(weight=weight)
+        super().__init__(weight=weight, holder=holder)
         self._gate = gate
         self._granted = granted
         self._refused = refused
@@ -137,7 +139,12 @@ class UpstreamGate:
         self._positions_at = float("-inf")
 
     def enter(
-        self, weight: int, granted: Callable[[Admission], None], refused: Callable[[GatewayError], None]
+        self,
+        weight: int,
+        granted: Callable[[Admission], None],
+        refused: Callable[[GatewayError], None],
+        holder: str | None = None,
+        places: int | None = None,
     ) -> Admission:
         """See Gate.enter."""
         if self._draining:
@@ -152,6 +159,7 @@ class UpstreamGate:
             entered_at=now,
             deadline=now + limits.queue_timeout_seconds if limits else float("inf"),
             position=self._queue.statistics().waiting,
+            holder=holder,
         )
         if limits is not None:
             if not self._queue.could_hold(admission):
@@ -171,6 +179,9 @@ class UpstreamGate:
             )
         if admission.state is TicketState.HOLDING:
             self._grant([admission])
+        elif places is not None and self._queue.waiting_of(holder) > places:
+            self._leave(admission)
+            raise self._counted(self._places_taken_error(places))
         else:
             admission.waited = True
             admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
@@ -390,6 +401,15 @@ class UpstreamGate:
             maximum_seconds=self._limits.retry_after_max_seconds,
         )
 
+    def _places_taken_error(self, places: int) -> QueuePlacesTaken:
+        estimated_seconds = self._newcomer_waits_seconds()
+        return QueuePlacesTaken(
+            upstream=self._upstream,
+            queue_places=places,
+            estimated_seconds=estimated_seconds,
+            retry_after_seconds=self._retry_after_seconds(),
+        )
+
     def _draining_error(self) -> Draining:
         return Draining(upstream=self._upstream, retry_after_seconds=DRAINING_RETRY_AFTER_SECONDS)
 
@@ -417,14 +437,17 @@ class Gate:
         *,
         granted: Callable[[Admission], None],
         refused: Callable[[GatewayError], None],
+        holder: str | None = None,
+        places: int | None = None,
     ) -> Admission:
         """Ask for ``weight`` slots at ``address``.
 
+        ``holder`` is whose request it is, of whom at most ``places`` may wait there at once; None: any number.
         ``granted`` is called with the admission once the slots are held, possibly before this returns; ``refused`` at
         most once, when the wait ends without a grant, or when ``granted`` raised.  Both are called in the step in
         which it happens.  Raises QueueFull, Draining or TooManySequences when there is nothing to wait for.
         """
-        return self._gates[address].enter(weight, granted, refused)
+        return self._gates[address].enter(weight, granted, refused, holder, places)
 
     def drain(self) -> None:
         for gate in {*self._gates.values(), *self._left}:

@@ -89,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._parser: Any = None
         self._exchange: Exchange | None = None
         self._deadline = 0.0
+        self._untaken = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reading_paused = False
         self._overdue = False
@@ -125,6 +126,7 @@ class Connection(asyncio.Protocol):
         self._reset()
         # One system call for both, without joining a body of many megabytes to its head.
         self._transport.writelines((head, body))
+        self._untaken = self._transport.get_write_buffer_size()
         self._deadline = self._loop.time() + self._first_byte_timeout_seconds
         self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
@@ -341,6 +343,11 @@ class Connection(asyncio.Protocol):
         """The deadline moves with every read; the timer only catches up with it, once per period."""
         if self._reading_paused:
             self._deadline = self._loop.time() + self._idle_timeout_seconds
+        untaken = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if untaken < self._untaken and not self._body_begun:
+            # A large request is still on its way, and nothing can be answered yet: only who takes none of it is silent.
+            self._untaken = untaken
+            self._deadline = self._loop.time() + self._first_byte_timeout_seconds
         if self._loop.time() < self._deadline:
             self._overdue = False
             self._rearm()

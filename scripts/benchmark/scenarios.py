@@ -25,6 +25,7 @@ from benchmark.figures import (
     ratio_at_least,
     ratio_at_most,
 )
+from benchmark.keys import keys
 from benchmark.load import (
     Answer,
     ClientConnection,
@@ -469,5 +470,6 @@ SCENARIOS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
         start,
         codecs,
         retries,
+        keys,
     )
 }

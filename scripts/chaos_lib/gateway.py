@@ -22,7 +22,9 @@ START_TIMEOUT_SECONDS = 20
 CLOSE_WAIT = "08"
 # Among them 'Task was destroyed but it is pending!', '... was never retrieved' and what ResourceWarning says.
 GOOD_LEVELS = frozenset({"debug", "info", "warning"})
-GOOD_LOGGERS = frozenset({"aiogw.app", "aiogw.cli", "aiogw.listener", "aiogw.server", "aiogw.upstream.pool"})
+GOOD_LOGGERS = frozenset(
+    {"aiogw.app", "aiogw.cli", "aiogw.counted", "aiogw.listener", "aiogw.server", "aiogw.upstream.pool"}
+)
 _SAMPLE = re.compile(r"^(aiogw_\w+(?:\{.*\})?) (\S+)$", re.MULTILINE)
 
 
@@ -39,12 +41,15 @@ class Scrape:
 
 
 class GatewayProcess:
-    """``python -m aiogw --config FILE``, its log in a file; ``recounted``: its scrapes carry a recount."""
+    """``python -m aiogw --config FILE``, its log in a file; ``program`` is what stands for ``-m aiogw``."""
 
-    def __init__(self, directory: Path, configuration: dict[str, Any], *, recounted: bool) -> None:
-        self._program = (str(Path(__file__).with_name("recount.py")),) if recounted else ("-m", "aiogw")
+    def __init__(
+        self, directory: Path, configuration: dict[str, Any], *, program: tuple[str, ...] = ("-m", "aiogw")
+    ) -> None:
+        self._program = program
         self._log = directory / "gateway.log"
         self._config = directory / "gateway.toml"
+        self._log.unlink(missing_ok=True)
         self._config.write_text(tomli_w.dumps(configuration))
         self._process: subprocess.Popen[bytes]
         self._reader: asyncio.StreamReader
@@ -69,7 +74,7 @@ class GatewayProcess:
         options = ("-W", "always::ResourceWarning")
         command = (sys.executable, *options, *self._program, "--config", str(self._config))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
-        with self._log.open("wb") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environment)
 
     async def metrics(self) -> dict[str, float]:
@@ -153,6 +158,26 @@ class GatewayProcess:
     def log_lines(self) -> Iterator[str]:
         with self._log.open(encoding="utf-8", errors="replace") as log:
             yield from (line.rstrip("\n") for line in log)
+
+    def forget_log(self) -> None:
+        """Begin the file anew; the gateway goes on writing at its end."""
+        os.truncate(self._log, 0)
+
+    async def tasks(self, seconds: float) -> list[str]:
+        """What its tasks run; only counted.py tells."""
+        told_before = sum(1 for _ in self._told_tasks())
+        self._process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + seconds
+        while len(told := list(self._told_tasks())) == told_before:
+            if time.monotonic() > deadline:
+                raise GatewayFailed("it does not tell its tasks")
+            await asyncio.sleep(0.01)
+        return told[-1].split(", ")
+
+    def _told_tasks(self) -> Iterator[str]:
+        for line in self.log_lines():
+            if found := re.search(r'"tasks \d+: ([^"]*)"', line):
+                yield found[1]
 
     def read_log(self) -> tuple[list[dict[str, Any]], list[str]]:
         """The lines of requests, and every line that a healthy gateway does not write."""

@@ -26,6 +26,8 @@ from chaos_lib.gateway import GatewayProcess
 from chaos_lib.plan import MAX_BODY_BYTES, Plan, plan, simple
 from chaos_lib.stub import Stub
 
+RECOUNTED = (str(Path(__file__).with_name("recount.py")),)
+
 HEAVIEST = 3
 # So many ask one after another all the time; a queue for most of them, so that there is an order to keep.
 STEADY_CLIENTS = 28
@@ -73,6 +75,8 @@ class Options:
 class ChaosRun:
     """Starts the stub and the gateway, lets the clients loose, and audits."""
 
+    program: tuple[str, ...] = ("-m", "aiogw")
+
     def __init__(self, options: Options, directory: Path, progress: Callable[[str], None]) -> None:
         self._options = options
         self._progress = progress
@@ -84,9 +88,12 @@ class ChaosRun:
         self._stood_still: list[tuple[float, float]] = []
         self._scrapes_in_time = asyncio.Event()
         self._queue_timeout_seconds = QUEUE_TIMEOUT_SECONDS + QUEUE_TIMEOUT_SETTLES * options.settle_seconds
-        self._scrapes = ScrapeCheck(queue_timeout_seconds=self._queue_timeout_seconds, heaviest=HEAVIEST)
+        self._scrapes = self._new_scrapes()
         self.audit = Audit()
         self.summary = ""
+
+    def _new_scrapes(self) -> ScrapeCheck:
+        return ScrapeCheck(queue_timeout_seconds=self._queue_timeout_seconds, heaviest=HEAVIEST)
 
     async def run(self) -> None:
         options = self._options
@@ -98,7 +105,8 @@ class ChaosRun:
             seed=options.seed,
         )
         await self._stub.start()
-        self._gateway = GatewayProcess(self._directory, self._configuration(), recounted=options.scrapes is not None)
+        program = self.program if options.scrapes is None else RECOUNTED
+        self._gateway = GatewayProcess(self._directory, self._configuration(), program=program)
         try:
             await self._gateway.start()
             self._clients = Clients(port=self._gateway.port, cap=options.cap, stall_seconds=STALL_SECONDS)
@@ -150,7 +158,7 @@ class ChaosRun:
             "idle_timeout_seconds": SILENCE_SECONDS,
             "admission": admission,
         }
-        return {"server": server, "upstreams": {"reasoning": upstream}}
+        return {"server": server, "auth": {"mode": "none"}, "upstreams": {"reasoning": upstream}}
 
     async def _measure(self) -> None:
         options, gateway, audit = self._options, self._gateway, self.audit

@@ -21,7 +21,7 @@ from aiogw.server import LINES_PER_MINUTE
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Within which every one is answered or closed.
-DEADLINE_SECONDS = 2.0
+DEADLINE_SECONDS = 8.0
 
 # What may go up besides the body, and how often; nothing of it is the client's to choose but the last few.
 OWN_FIELDS = {"host", "content-type", "content-length", "accept-encoding", "x-request-id"}

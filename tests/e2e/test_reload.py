@@ -39,7 +39,7 @@ async def successful(gateway: RunningGateway) -> float:
 
 
 async def test_the_cap_goes_down_and_up_under_full_load(rig: Rig, process: bool) -> None:
-    """Six to two to six to seven: nobody is cut off or granted above the cap, free slots are filled at once."""
+    """R14: Six to two to six to seven: nobody is cut off or granted above the cap, free slots are filled at once."""
     upstream = await rig.upstream()
     gateway = await rig.start(of(upstream, cap=6, queue_limit=40), process=process)
     clients = [await rig.post(gateway, SURFACES[tag % 2], tag) for tag in range(6)]

@@ -58,6 +58,7 @@ async def slow_client(rig: Rig, gateway: RunningGateway, surface: Surface, tag: 
 @everywhere
 async def test_a_client_that_reads_nothing(rig: Rig, surface: Surface, process: bool) -> None:
     """The upstream is paused, not buffered without end; after client_stall_timeout_seconds the client is given up."""
+    # R64
     upstream = await rig.upstream()
     server = {"client_stall_timeout_seconds": 0.5}
     gateway = await rig.gateway(upstream, server=server, process=process)
