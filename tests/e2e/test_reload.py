@@ -288,6 +288,33 @@ async def test_models_time_outs_and_sizes(rig: Rig, process: bool) -> None:
     assert (await rig.ask(gateway, OPENAI)).status == 504
 
 
+async def test_what_clients_may_take(rig: Rig, process: bool) -> None:
+    """The memory for bodies and a body's time hold for the next request, a head's time for the next connection."""
+    upstream = await rig.upstream(answer)
+    gateway = await rig.start(of(upstream, server={"body_timeout_seconds": 300}), process=process)
+    kept = await rig.client(gateway)
+    uploading = await rig.client(gateway)
+    await uploading.request("POST", OPENAI.path, b"{", "content-length: 1000")
+    await eventually(lambda: gateway.metric("aiogw_body_memory_bytes"), what="its length held")
+    short = {"header_timeout_seconds": 0.3, "body_timeout_seconds": 0.3}
+    less = {"max_body_bytes": 1000, "body_memory_bytes": 1000}
+    assert await gateway.reload(of(upstream, server=short | less))
+    assert await gateway.metric("aiogw_body_memory_limit_bytes") == 1000
+    await kept.request("POST", OPENAI.path, b"{", "content-length: 1000")
+    assert (await kept.response()).status == 503
+    uploading.reset()
+    late = await rig.client(gateway)
+    assert await late.ended()
+    await eventually(lambda: uploaded(gateway), what="its memory given back")
+    slow = await rig.client(gateway)
+    await slow.request("POST", OPENAI.path, b"{", "content-length: 1000")
+    assert (await slow.response()).status == 408
+
+
+async def uploaded(gateway: RunningGateway) -> bool:
+    return await gateway.metric("aiogw_body_memory_bytes") == 0
+
+
 async def test_the_log_changes_its_level_and_its_form(rig: Rig) -> None:
     """From the next line on."""
     upstream = await rig.upstream(answer)
