@@ -21,6 +21,7 @@ from rig import (
     everywhere,
     make_certificate,
     needs_openssl,
+    request_bytes,
     upstream_table,
 )
 
