@@ -6,54 +6,59 @@ With ``assembly`` and ``cli`` the only module that sees the configuration; every
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import logging
-import os
+import resource
 import signal
-import socket
+import ssl
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 from prometheus_async.aio.web import server_stats
 
-from aiogw import assembly
+from aiogw import assembly, credentials
+from aiogw.auth import Authenticator
+from aiogw.bodies import BodyBudget
 from aiogw.catalogue import Catalogue
-from aiogw.config import Config, ConfigError, ListenAddress
+from aiogw.config import Config, ConfigError
+from aiogw.credentials import Credentials
 from aiogw.departures import Departures
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 from aiogw.enginewatch import EngineWatch
 from aiogw.lanes import CannotReload, Changes, Lanes
-from aiogw.metrics import Observer, Readings, StateCollector
-from aiogw.middleware import accept_expectation, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.listener import Listener
+from aiogw.metrics import HEADER_TIMEOUTS, MALFORMED, Observer, Readings, StateCollector
+from aiogw.middleware import accept_expectation, authenticate, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.protocol import ConnectionLimits
 from aiogw.record import RequestRecord, configure_logging, tell
 from aiogw.relay import Relay
 from aiogw.routing import Routes
+from aiogw.server import MAX_FIELD_BYTES, MAX_HEADER_FIELDS, MalformedRequests, Runner
+from aiogw.service import ServiceManager, inherited_sockets
+from aiogw.sockets import CannotListen, server_context, shown
 from aiogw.status.serving import State, Status
 
 log = logging.getLogger(__name__)
 
-# An idle client connection is closed after this; nginx's default, and longer than the SDKs keep theirs.
-CLIENT_KEEPALIVE_SECONDS = 75
-# One header field, or the request line: aiohttp's own 8,190 is less than some tokens and cookies have.
-MAX_FIELD_BYTES = 32768
-# Connections the kernel completes before we accept them: a burst of clients must not meet a full backlog.
-LISTEN_BACKLOG = 4096
-
-
-class CannotListen(Exception):
-    """An address that cannot be listened on; the text says which and why."""
+# Probes and scrapes; never refused because clients have taken all there is.
+MAX_ADMIN_CONNECTIONS = 64
+# Log, event loop, libraries: what is open before anybody connects.
+OWN_DESCRIPTORS = 64
+# A client that has acknowledged nothing for so long is gone, unless it may be silent for longer.
+UNACKNOWLEDGED_SECONDS = 30.0
+# A client may be sending on a kept connection just when it is about to be closed: that long it is listened to.
+GRACE_SECONDS = 2.0
+EMPTY_POLL_SECONDS = 0.02
 
 
 class Gateway:
     """One gateway.  ``dialects`` is the registry; a test may serve one more.
 
-    ``reread`` is asked for the configuration again at each SIGHUP; it raises ConfigError.
+    Raises ConfigError for a file that is named and cannot be used.  ``reread`` is asked for the configuration again at
+    each SIGHUP; it raises ConfigError, too.  ``environment`` is where the
+    service manager says what it passes and what it wants to hear.
     """
 
     def __init__(
@@ -62,42 +67,56 @@ class Gateway:
         *,
         reread: Callable[[], Config] | None = None,
         dialects: tuple[Dialect, ...] = DIALECTS,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
+        self._credentials = credentials.load(config)
+        self._authenticator = Authenticator(self._credentials.keyring)
         self._reread = reread
         self._dialects = dialects
         self._stop_now = asyncio.Event()
         self._stopping = asyncio.Event()
         self._runners: list[web.AppRunner] = []
-        self._socket_files: list[str] = []
+        self._listeners: list[Listener] = []
+        self._environment = environment or {}
+        self._service = ServiceManager(self._environment, status=self._status, keeps_up=self._keeps_up)
         self._serving = False
         self._reloading: asyncio.Task[None] | None = None
         self._reload_again = False
         self._reload_successful = True
         self._departures = Departures(asyncio.get_running_loop())
+        self._bodies = BodyBudget(limit_bytes=config.server.body_memory_bytes)
         self._lanes = Lanes()
         self._routes = Routes((), created=int(time.time()))
         self._relay = Relay(routes=self._routes, gate=self._lanes.gate, departures=self._departures)
         self._catalogue = Catalogue(learn=self._routes.learn)
         self._engine_watch = EngineWatch()
         self._observer = Observer()
+        self._malformed = MalformedRequests(render=dialects[0].render_error, count=MALFORMED.inc)
         self._collector = StateCollector(self._read_state)
-        self._status = Status(self._read_status)
+        self._live_view = Status(self._read_status)
 
     @property
     def addresses(self) -> tuple[Any, ...]:
         """What is listened on, clients' address first, as sockets name it: (host, port, ...) or a path."""
-        return tuple(runner.addresses[0] for runner in self._runners)
+        return tuple(listener.addresses[0] for listener in self._listeners)
 
     async def start(self) -> None:
         """Listen; raises CannotListen."""
         server = self._config.server
-        self._take(self._config, await self._lanes.prepare(self._config))
+        self._take(self._config, self._credentials, await self._lanes.prepare(self._config, self._credentials))
         self._collector.register()
-        await self._listen(self._application(), server.listen, "listening")
-        await self._listen(self._admin_application(), server.admin_listen, "metrics and health")
+        self._say_if_too_few_descriptors()
+        with inherited_sockets(self._environment) as inherited:
+            clients = await self._listener(self._application(), server.max_connections, _tls(self._config))
+            await clients.listen(server.listen, inherited, "listening")
+            admin = await self._listener(self._admin_application(), MAX_ADMIN_CONNECTIONS, None)
+            await admin.listen(server.admin_listen, inherited, "metrics and health")
+            for sock in inherited:
+                raise CannotListen(f"{shown(sock)} is inherited, but neither server.listen nor server.admin_listen")
         self._serving = True
         self._ask_around()
+        self._service.ready()
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain at once.  SIGHUP: reload.
@@ -140,15 +159,24 @@ class Gateway:
             log.warning("nothing was reloaded: the gateway %s", "is not serving" if self._reread else "has no file")
             return False
         try:
-            config = self._reread()
-            self._refuse_what_is_fixed(config)
-            changes = await self._lanes.prepare(config)
-        except (ConfigError, CannotReload) as error:
+            with self._service.reloading():
+                config = self._reread()
+                self._refuse_what_is_fixed(config)
+                tls = _tls(config)
+                read = credentials.load(config)
+                changes = await self._lanes.prepare(config, read)
+        except (ConfigError, CannotListen, CannotReload) as error:
             self._reload_successful = False
             for fault in str(error).splitlines():
                 log.error("the configuration is not taken: %s", fault)
             return False
-        self._take(config, changes)
+        self._take(config, read, changes)
+        self._listeners[0].change(
+            max_connections=config.server.max_connections,
+            unacknowledged_seconds=_unacknowledged_seconds(config),
+            ssl_context=tls,
+        )
+        self._say_if_too_few_descriptors()
         self._ask_around()
         self._reload_successful = True
         log.info("the configuration is taken: %s", ", ".join(config.upstreams))
@@ -162,13 +190,15 @@ class Gateway:
                     f"server.{key}: cannot change from {old} to {new} while the gateway runs; restart it"
                 )
 
-    def _take(self, config: Config, changes: Changes) -> None:
+    def _take(self, config: Config, read: Credentials, changes: Changes) -> None:
         """In one step of the loop, so that no request sees half of it."""
         server, before = config.server, self._config.server
         if (server.log_level, server.log_format) != (before.log_level, before.log_format):
             configure_logging(level=server.log_level, format_=server.log_format)
         self._config = config
+        self._bodies.limit_bytes = server.body_memory_bytes
         self._observer.know(config.upstreams)
+        self._authenticator.keyring = read.keyring
         self._routes.replace(assembly.routes(config))
         self._lanes.commit(changes)
         self._relay.serve(upstreams=self._lanes.upstreams, limits=assembly.relay_limits(config.server))
@@ -186,6 +216,9 @@ class Gateway:
         return Readings(
             gates=self._lanes.statistics(),
             engines=self._engine_watch.readings,
+            body_bytes=self._bodies.held_bytes,
+            body_limit_bytes=self._bodies.limit_bytes,
+            listener=self._listeners[0].statistics() if self._listeners else None,
             draining=self._relay.draining,
             reload_successful=self._reload_successful,
         )
@@ -203,30 +236,54 @@ class Gateway:
         """Stop accepting, refuse who waits, let who runs finish within the drain limit, end the rest in-band."""
         if self._serving:
             log.info("draining for at most %g s", self._config.server.drain_timeout_seconds)
+            self._service.stopping()
             await self._drain()
         if self._reloading is not None:
             self._reloading.cancel()
-        self._status.close()
+        self._live_view.close()
         await self._catalogue.stop()
         await self._engine_watch.stop()
+        for listener in self._listeners:
+            await listener.close()
         for runner in self._runners:
             await runner.cleanup()
+        self._service.close()
         self._lanes.close()
         self._departures.close()
         self._collector.unregister()
-        self._remove_socket_files()
         log.info("stopped")
 
     async def _drain(self) -> None:
-        for site in list(self._runners[0].sites):
-            await site.stop()
-        drain = asyncio.ensure_future(self._relay.drain(self._config.server.drain_timeout_seconds))
+        self._listeners[0].stop_accepting()
+        self._relay.retire()
+        drain = asyncio.ensure_future(self._wind_down(self._config.server.drain_timeout_seconds))
         hurry = asyncio.ensure_future(self._stop_now.wait())
         await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not drain.done():
             self._relay.cut_short()
         await drain
+
+    async def _wind_down(self, limit_seconds: float) -> None:
+        """Serve on for a moment, the queue included, then only what runs; and close nothing that may be in use.
+
+        A kept connection that closes under a request is a failure that the client cannot tell from any other.  So
+        connections end with a response that says so, and only those that stay silent are closed.
+        """
+        grace_seconds = min(GRACE_SECONDS, limit_seconds)
+        began_at = time.monotonic()
+        await self._emptied(grace_seconds)
+        left_seconds = max(0.0, limit_seconds - (time.monotonic() - began_at))
+        idle = self._relay.idle
+        await self._relay.drain(0.0 if self._stop_now.is_set() else left_seconds)
+        if not idle:
+            await self._emptied(grace_seconds)
+
+    async def _emptied(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._listeners[0].open and time.monotonic() < deadline and not self._stop_now.is_set():  # noqa: ASYNC110
+            # aiohttp does not tell when a connection ends.
+            await asyncio.sleep(EMPTY_POLL_SECONDS)
 
     # -- the two listeners ------------------------------------------------------------------------------------------
 
@@ -236,7 +293,12 @@ class Gateway:
                 keep_record(self._observe),
                 detect_dialect(self._dialects),
                 render_errors,
-                canonicalise(routes=self._routes, max_body_bytes=lambda: self._config.server.max_body_bytes),
+                authenticate(self._authenticator),
+                canonicalise(
+                    routes=self._routes,
+                    limits=lambda: assembly.body_limits(self._config.server),
+                    budget=self._bodies,
+                ),
             ]
         )
         application.router.add_route("*", "/{path:.*}", self._relay.handle, expect_handler=accept_expectation)
@@ -248,7 +310,7 @@ class Gateway:
         application.router.add_get("/metrics", server_stats)
         application.router.add_get("/livez", self._livez)
         application.router.add_get("/readyz", self._readyz)
-        self._status.start(application)
+        self._live_view.start(application)
         return application
 
     async def _livez(self, _request: web.Request) -> web.Response:
@@ -268,78 +330,76 @@ class Gateway:
 
     def _observe(self, record: RequestRecord) -> None:
         self._observer.observe(record)
-        self._status.observe(record)
+        self._live_view.observe(record)
         tell(record)
 
-    async def _listen(self, application: web.Application, address: ListenAddress, purpose: str) -> None:
-        runner = make_runner(application)
+    async def _listener(
+        self, application: web.Application, max_connections: int, tls: ssl.SSLContext | None
+    ) -> Listener:
+        runner = make_runner(application, self._malformed, lambda: assembly.connection_limits(self._config.server))
         self._runners.append(runner)
         await runner.setup()
-        site: web.BaseSite
-        if address.path is not None:
-            site = web.UnixSite(runner, address.path, backlog=LISTEN_BACKLOG)
-        else:
-            site = web.TCPSite(runner, address.host, address.port, backlog=LISTEN_BACKLOG, reuse_address=True)
-        try:
-            if address.path is not None and _is_listened_on(address.path):
-                # asyncio would take the file away from whoever listens there, and nobody would be told.
-                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-            await site.start()
-        except OSError as error:
-            reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
-            raise CannotListen(f"cannot listen on {address}: {reason or error}") from None
-        if address.path is not None:
-            self._socket_files.append(address.path)
-        for bound in runner.addresses:
-            where = ListenAddress(path=bound) if isinstance(bound, str) else ListenAddress(host=bound[0], port=bound[1])
-            log.info("%s on %s", purpose, where if where.path is not None else f"http://{where}")
+        server = runner.server
+        assert server is not None
+        listener = Listener(
+            protocol_factory=server,
+            connections=lambda: len(server.connections),
+            max_connections=max_connections,
+            unacknowledged_seconds=_unacknowledged_seconds(self._config),
+            ssl_context=tls,
+        )
+        self._listeners.append(listener)
+        return listener
 
-    def _remove_socket_files(self) -> None:
-        # Only those that were made here: what is in the way of a start may be a file, or another gateway's socket.
-        for path in self._socket_files:
-            with contextlib.suppress(OSError):
-                Path(path).unlink()
+    def _say_if_too_few_descriptors(self) -> None:
+        caps = [gate.cap or 0 for gate in self._lanes.statistics().values()]
+        needed = self._config.server.max_connections + sum(caps) + MAX_ADMIN_CONNECTIONS + OWN_DESCRIPTORS
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if needed > allowed:
+            log.warning("max_connections may need %d open files, and the limit is %d (LimitNOFILE)", needed, allowed)
 
+    # -- the service manager ----------------------------------------------------------------------------------------
 
-def _is_listened_on(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
+    def _status(self) -> str:
+        states = []
+        for name, gate in self._lanes.statistics().items():
+            slots = f"{gate.slots_in_use} running" if gate.cap is None else f"{gate.slots_in_use} of {gate.cap} slots"
+            states.append(f"{name}: {slots}, {gate.waiting} waiting")
+        return ("draining; " if self._relay.draining else "") + "; ".join(states)
+
+    def _keeps_up(self) -> bool:
+        # Each is asked, whatever the others say: its next answer rests on this one.
+        return False not in [listener.keeps_up() for listener in self._listeners]
 
 
-def make_runner(application: web.Application) -> web.AppRunner:
+def _tls(config: Config) -> ssl.SSLContext | None:
+    tls = config.server.tls
+    return None if tls is None else server_context(tls.certificate, tls.key)
+
+
+def _unacknowledged_seconds(config: Config) -> float:
+    return max(UNACKNOWLEDGED_SECONDS, config.server.client_stall_timeout_seconds)
+
+
+def make_runner(
+    application: web.Application, malformed: MalformedRequests, limits: Callable[[], ConnectionLimits]
+) -> web.AppRunner:
     """The only place where a runner is made.
 
-    ``handler_cancellation`` is off in aiohttp's own runner: a queued client could leave without anybody noticing.  It
-    is on in aiohttp's test server, so a test that does not come through here proves nothing.
+    aiohttp's test server has other settings than its runner, so a test that does not come through here proves nothing.
     """
-    server_log = logging.getLogger("aiogw.server")
-    if not server_log.filters:
-        server_log.addFilter(_told_without_its_bytes)
-    return web.AppRunner(
+    return Runner(
         application,
-        logger=server_log,
-        handler_cancellation=True,
+        malformed=malformed,
+        limits=limits,
+        on_header_timeout=HEADER_TIMEOUTS.inc,
+        logger=logging.getLogger("aiogw.server"),
         access_log=None,
-        keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
+        max_headers=MAX_HEADER_FIELDS,
+        # Inflated by the middleware, which bounds it and can say in the surface's words what is wrong.
+        auto_decompress=False,
         # Nothing is left to wait for when the runner is cleaned up: the relay has drained.
         shutdown_timeout=0.5,
     )
-
-
-def _told_without_its_bytes(record: logging.LogRecord) -> bool:
-    """A request that is not HTTP, or whose body is not what it says, is the peer's fault: one line, and nothing of it.
-
-    aiohttp logs it with a traceback that quotes what was sent, which any scanner could fill a log with.
-    """
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
-        record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = "refused what is not a request (%s)", (type(error).__name__,)
-        record.exc_info = None
-    return True

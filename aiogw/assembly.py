@@ -7,16 +7,36 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from attrs import asdict
 
 from aiogw.admission.readings import Limits
 from aiogw.canonical import Engine
 from aiogw.config import Config, ServerConfig, UpstreamAddress, UpstreamConfig
+from aiogw.credentials import Credentials
+from aiogw.middleware import BodyLimits
+from aiogw.protocol import ConnectionLimits
 from aiogw.relay import RelayLimits
 from aiogw.routing import Route
 from aiogw.upstream.endpoints import Endpoint, UpstreamPlan
 from aiogw.upstream.pool import Target, UpstreamPool
+
+
+def body_limits(server: ServerConfig) -> BodyLimits:
+    return BodyLimits(
+        max_bytes=server.max_body_bytes,
+        timeout_seconds=server.body_timeout_seconds,
+        min_bytes_per_second=server.body_min_bytes_per_second,
+    )
+
+
+def connection_limits(server: ServerConfig) -> ConnectionLimits:
+    return ConnectionLimits(
+        header_timeout_seconds=server.header_timeout_seconds,
+        keepalive_timeout_seconds=server.keepalive_timeout_seconds,
+        client_stall_timeout_seconds=server.client_stall_timeout_seconds,
+    )
 
 
 def routes(config: Config) -> Iterator[Route]:
@@ -27,15 +47,18 @@ def routes(config: Config) -> Iterator[Route]:
             yield Route(model=model, upstream=name, address=upstream.addresses[0], engine=engine)
 
 
-def plan(name: str, upstream: UpstreamConfig) -> UpstreamPlan:
+def plan(name: str, upstream: UpstreamConfig, credentials: Credentials) -> UpstreamPlan:
     admission = upstream.admission
+    target = partial(
+        _target, ssl_context=credentials.ssl_contexts.get(name), credential=credentials.upstreams.get(name)
+    )
     if upstream.endpoints is not None:
         listed = [(one.url, int(one.engine_slots)) for one in upstream.endpoints]
-        endpoints = {url.key: Endpoint(target=_target(url), slots=slots) for url, slots in listed}
+        endpoints = {url.key: Endpoint(target=target(url), slots=slots) for url, slots in listed}
     else:
         assert upstream.url is not None
         slots = None if admission == "unlimited" else admission.engine_slots
-        endpoints = {upstream.url.key: Endpoint(target=_target(upstream.url), slots=slots)}
+        endpoints = {upstream.url.key: Endpoint(target=target(upstream.url), slots=slots)}
     return UpstreamPlan(
         name=name,
         endpoints=endpoints,
@@ -84,12 +107,13 @@ def _pool_maker(name: str, upstream: UpstreamConfig) -> Callable[[Target, Callab
     return make
 
 
-def _target(url: UpstreamAddress) -> Target:
+def _target(url: UpstreamAddress, *, ssl_context: ssl.SSLContext | None, credential: str | None) -> Target:
     return Target(
         host=url.host or "",
         port=url.port or 0,
         path=url.path,
         authority=url.authority,
         prefix=url.prefix,
-        ssl_context=ssl.create_default_context() if url.scheme == "https" else None,
+        ssl_context=ssl_context if url.scheme == "https" else None,
+        credential=credential,
     )

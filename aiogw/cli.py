@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from aiogw import __version__, clients, config
+from aiogw import __version__, clients, config, credentials
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 
@@ -37,17 +38,19 @@ def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...
         parser.error(f"the following arguments are required: {'--admin or ' if watches else ''}--config")
     try:
         loaded = config.load(options.config)
+        if watches:
+            return _watch(options, str(loaded.server.admin_listen))
+        if options.command == "check":
+            credentials.load(loaded)
+            return OK
+        if options.command == "show":
+            # Who prints a client's lines need not be able to read the keys.
+            return _show(loaded, options.client)
+        return _run(loaded, partial(config.load, options.config), dialects)
     except config.ConfigError as error:
         for fault in error.faults:
             _say(fault)
         return BAD_CONFIG
-    if watches:
-        return _watch(options, str(loaded.server.admin_listen))
-    if options.command == "check":
-        return OK
-    if options.command == "show":
-        return _show(loaded, options.client)
-    return _run(loaded, partial(config.load, options.config), dialects)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,13 +167,14 @@ def _run(loaded: config.Config, reread: Callable[[], config.Config], dialects: t
     # Imported here, so that check and show answer at once and do not need an event loop.
     import uvloop
 
-    from aiogw.app import CannotListen, Gateway
+    from aiogw.app import Gateway
     from aiogw.record import configure_logging
+    from aiogw.sockets import CannotListen
 
     configure_logging(level=loaded.server.log_level, format_=loaded.server.log_format)
 
     async def serve() -> None:
-        gateway = Gateway(loaded, reread=reread, dialects=dialects)
+        gateway = Gateway(loaded, reread=reread, dialects=dialects, environment=os.environ)
         # What is there now stays: the collector need not go through the libraries for each thousand of clients.
         gc.collect()
         gc.freeze()

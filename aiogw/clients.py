@@ -16,8 +16,10 @@ from attrs import frozen
 
 from aiogw.config import Config, ListenAddress, UpstreamConfig
 
-# Keys are not checked, but most clients do not start without one.
+# Where no key is asked for, most clients do not start without one all the same.
 _ANY_KEY = "none"
+# Where one is, the lines take it from here, so that they can be shown and kept without it.
+_KEY_VARIABLE = "AIOGW_KEY"
 _WILDCARDS = ("0.0.0.0", "::")
 # What the clients have by themselves, and so the least that is worth saying.
 _CLAUDE_CODE_SECONDS = 600
@@ -48,11 +50,22 @@ class _Gateway:
     origin: str
     models: tuple[_Model, ...]
     patience: int
+    asks_for_key: bool
     socket: str | None = None
 
     @property
     def first(self) -> _Model:
         return self.models[0]
+
+    @property
+    def key(self) -> str:
+        """A word of a shell that stands for the key."""
+        return f'"${_KEY_VARIABLE}"' if self.asks_for_key else _ANY_KEY
+
+    def hint(self, comment: str) -> Iterator[str]:
+        """The line that says where the key goes, if there is one."""
+        if self.asks_for_key:
+            yield f"{comment} The key that you were given is to be in its environment, as {_KEY_VARIABLE}"
 
 
 def lines(name: str, config: Config) -> str:
@@ -72,16 +85,22 @@ def _gateway(config: Config) -> _Gateway:
     chosen = gated or list(config.upstreams.values())
     models = tuple(model for upstream in chosen for model in _models(upstream))
     patience = math.ceil(max(map(_patience, chosen))) + _MARGIN_SECONDS
-    listen = config.server.listen
-    return _Gateway(origin=_origin(listen), models=models, patience=patience, socket=listen.path)
+    listen, scheme = config.server.listen, "http" if config.server.tls is None else "https"
+    return _Gateway(
+        origin=_origin(listen, scheme),
+        models=models,
+        patience=patience,
+        asks_for_key=config.auth.mode == "keys",
+        socket=listen.path,
+    )
 
 
-def _origin(listen: ListenAddress) -> str:
+def _origin(listen: ListenAddress, scheme: str) -> str:
     if listen.path is not None:
-        return "http://localhost"
+        return f"{scheme}://localhost"
     # Where a wildcard or any free port is listened on, only the operator knows what a client should say.
     host = "HOST" if listen.host in _WILDCARDS else listen.host or ""
-    return f"http://{f'[{host}]' if ':' in host else host}:{listen.port or 'PORT'}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listen.port or 'PORT'}"
 
 
 def _models(upstream: UpstreamConfig) -> Iterator[_Model]:
@@ -106,10 +125,11 @@ def _claude_code(gateway: _Gateway) -> Iterator[str]:
         return next((model.name for model in claudes if word in model.name.lower()), main.name)
 
     yield '# Claude Code: in the shell that starts it (or as "env" in ~/.claude/settings.json)'
+    yield from gateway.hint("#")
+    yield f"export ANTHROPIC_AUTH_TOKEN={gateway.key}"
     yield from _exports(
         {
             "ANTHROPIC_BASE_URL": f"{gateway.origin}/llm",
-            "ANTHROPIC_AUTH_TOKEN": _ANY_KEY,
             # A key that is left over from elsewhere would win over the token.
             "ANTHROPIC_API_KEY": "",
             "ANTHROPIC_MODEL": main.name,
@@ -134,6 +154,7 @@ def _claude_code(gateway: _Gateway) -> Iterator[str]:
 
 def _codex(gateway: _Gateway) -> Iterator[str]:
     yield "# Codex: ~/.codex/config.toml"
+    yield from gateway.hint("#")
     yield f"model = {_toml(gateway.first.name)}"
     yield 'model_provider = "aiogw"'
     if gateway.first.max_model_len is not None:
@@ -143,12 +164,15 @@ def _codex(gateway: _Gateway) -> Iterator[str]:
     yield 'name = "aiogw"'
     yield f"base_url = {_toml(f'{gateway.origin}/v1')}"
     yield 'wire_api = "responses"'
+    if gateway.asks_for_key:
+        yield f"env_key = {_toml(_KEY_VARIABLE)}"
     # The comments that tell a client its place in the queue do not count as life here: only events do.
     yield f"stream_idle_timeout_ms = {1000 * max(gateway.patience, _CODEX_SECONDS)}"
 
 
 def _opencode(gateway: _Gateway) -> Iterator[str]:
     milliseconds = 1000 * max(gateway.patience, _OPENCODE_SECONDS)
+    key = {"apiKey": f"{{env:{_KEY_VARIABLE}}}"} if gateway.asks_for_key else {}
     document = {
         "$schema": "https://opencode.ai/config.json",
         "model": f"aiogw/{gateway.first.name}",
@@ -158,6 +182,7 @@ def _opencode(gateway: _Gateway) -> Iterator[str]:
                 "name": "aiogw",
                 "options": {
                     "baseURL": f"{gateway.origin}/v1",
+                    **key,
                     "headerTimeout": milliseconds,
                     "chunkTimeout": milliseconds,
                 },
@@ -166,6 +191,7 @@ def _opencode(gateway: _Gateway) -> Iterator[str]:
         },
     }
     yield "// opencode: ~/.config/opencode/opencode.json"
+    yield from gateway.hint("//")
     yield json.dumps(document, indent=2, ensure_ascii=False)
 
 
@@ -178,25 +204,34 @@ def _opencode_model(model: _Model) -> dict[str, object]:
 
 def _open_webui(gateway: _Gateway) -> Iterator[str]:
     yield "# Open WebUI: in the environment of its first start (later: Admin Settings, Connections)"
-    yield from _exports({"OPENAI_API_BASE_URLS": f"{gateway.origin}/v1", "OPENAI_API_KEYS": _ANY_KEY})
+    yield from gateway.hint("#")
+    yield from _exports({"OPENAI_API_BASE_URLS": f"{gateway.origin}/v1"})
+    yield f"export OPENAI_API_KEYS={gateway.key}"
 
 
 def _openai(gateway: _Gateway) -> Iterator[str]:
     yield f"# OpenAI SDK: in the program's environment; its models: {_listed(gateway)}"
-    yield from _exports({"OPENAI_BASE_URL": f"{gateway.origin}/v1", "OPENAI_API_KEY": _ANY_KEY})
+    yield from gateway.hint("#")
+    yield from _exports({"OPENAI_BASE_URL": f"{gateway.origin}/v1"})
+    yield f"export OPENAI_API_KEY={gateway.key}"
 
 
 def _anthropic(gateway: _Gateway) -> Iterator[str]:
     yield f"# Anthropic SDK: in the program's environment; its models: {_listed(gateway)}"
-    yield from _exports({"ANTHROPIC_BASE_URL": f"{gateway.origin}/llm", "ANTHROPIC_API_KEY": _ANY_KEY})
+    yield from gateway.hint("#")
+    yield from _exports({"ANTHROPIC_BASE_URL": f"{gateway.origin}/llm"})
+    yield f"export ANTHROPIC_API_KEY={gateway.key}"
 
 
 def _curl(gateway: _Gateway) -> Iterator[str]:
     socket = "" if gateway.socket is None else f"--unix-socket {shlex.quote(gateway.socket)} "
+    yield from gateway.hint("#")
+    key = f' -H "authorization: Bearer ${_KEY_VARIABLE}"' if gateway.asks_for_key else ""
     asked = {"model": gateway.first.name, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
     for path, body in (("/v1/chat/completions", asked), ("/llm/v1/messages", {"max_tokens": 1000, **asked})):
         document = json.dumps(body, ensure_ascii=False)
-        yield f"curl -N {socket}{gateway.origin}{path} -H 'content-type: application/json' -d {shlex.quote(document)}"
+        header = f"-H 'content-type: application/json'{key}"
+        yield f"curl -N {socket}{gateway.origin}{path} {header} -d {shlex.quote(document)}"
 
 
 # The name on the command line, and what makes the lines.

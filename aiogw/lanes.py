@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping
 from attrs import define, frozen
 
 from aiogw import assembly
-from aiogw.admission.gate import Gate, UpstreamGate
+from aiogw.admission.door import Gate
+from aiogw.admission.gate import UpstreamGate
 from aiogw.admission.readings import GateStatistics, Limits
 from aiogw.config import Config
+from aiogw.credentials import Credentials
 from aiogw.upstream.endpoints import Endpoint, NameUnknown, Upstream, UpstreamPlan, find_endpoints
 
 
@@ -52,11 +54,11 @@ class Lanes:
         self._serving: dict[str, Lane] = {}
         self._retired: dict[str, Lane] = {}
 
-    async def prepare(self, config: Config) -> Changes:
+    async def prepare(self, config: Config, credentials: Credentials) -> Changes:
         """All that may fail or take time; changes nothing.  Raises CannotReload."""
         planned = []
         for name, upstream in config.upstreams.items():
-            plan = assembly.plan(name, upstream)
+            plan = assembly.plan(name, upstream, credentials)
             try:
                 endpoints = await find_endpoints(plan)
             except NameUnknown:

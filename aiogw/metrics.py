@@ -18,6 +18,7 @@ from prometheus_client.registry import REGISTRY, Collector
 from aiogw import __version__
 from aiogw.admission.readings import GateStatistics
 from aiogw.enginewatch import EngineReading
+from aiogw.listener import ListenerStatistics
 from aiogw.record import RequestRecord
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -30,6 +31,7 @@ REQUESTS = Counter(
     "Requests that have ended, by how; upstream is - where none was chosen.",
     ("surface", "upstream", "outcome"),
 )
+MALFORMED = Counter("aiogw_malformed_requests", "What was refused before it was a request.")
 QUEUE_WAIT = Histogram(
     "aiogw_queue_wait_seconds",
     "Time from a request's entry at the gate to its grant or, without one, its end.",
@@ -53,6 +55,10 @@ TOKENS = Counter(
     "aiogw_tokens",
     "Tokens of answers whose upstream said what they cost, by kind: prompt or completion.",
     ("upstream", "kind"),
+)
+
+HEADER_TIMEOUTS = Counter(
+    "aiogw_header_timeouts", "Connections closed because the head of a request did not come in time."
 )
 
 NO_UPSTREAM = "-"
@@ -100,6 +106,9 @@ class Readings:
 
     gates: Mapping[str, GateStatistics]
     engines: Mapping[str, EngineReading]
+    body_bytes: int
+    body_limit_bytes: int
+    listener: ListenerStatistics | None
     draining: bool
     reload_successful: bool
 
@@ -125,6 +134,12 @@ class StateCollector(Collector):
         yield from _gate_families(readings.gates)
         yield from _endpoint_families(readings.gates)
         yield from _engine_families(readings.engines)
+        yield GaugeMetricFamily("aiogw_body_memory_bytes", "Bytes of request bodies held.", value=readings.body_bytes)
+        yield GaugeMetricFamily(
+            "aiogw_body_memory_limit_bytes", "How many there may be, all together.", value=readings.body_limit_bytes
+        )
+        if readings.listener is not None:
+            yield from _connection_families(readings.listener)
         yield GaugeMetricFamily("aiogw_draining", "1 while the gateway shuts down.", value=float(readings.draining))
         yield GaugeMetricFamily(
             "aiogw_config_last_reload_successful",
@@ -195,3 +210,14 @@ def _engine_families(engines: Mapping[str, EngineReading]) -> Iterator[Metric]:
         waiting.add_metric([name], reading.waiting_requests)
         drift.add_metric([name], reading.drift_requests)
     yield from (running, waiting, drift)
+
+
+def _connection_families(reading: ListenerStatistics) -> Iterator[Metric]:
+    yield GaugeMetricFamily("aiogw_connections", "Connections of clients.", value=reading.connections)
+    yield GaugeMetricFamily("aiogw_connections_limit", "How many there may be.", value=reading.max_connections)
+    refused = CounterMetricFamily(
+        "aiogw_connections_refused", "Connections turned away, by what was missing.", labels=["reason"]
+    )
+    for reason, count in reading.refused_total.items():
+        refused.add_metric([reason], count)
+    yield refused

@@ -1,4 +1,4 @@
-"""What every request passes before it is relayed: its record, its dialect, its errors, its canonical form.
+"""What every request passes before it is relayed: record, dialect, errors, whose it is, canonical form.
 
 This is the only module that reads a request's head and body.  It may not know the gate or an upstream.
 """
@@ -6,18 +6,34 @@ This is the only module that reads a request's head and body.  It may not know t
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Middleware
+from attrs import frozen
 
+from aiogw.auth import ANYBODY, Authenticator, Holder
+from aiogw.bodies import BodyBudget, HeldBody
 from aiogw.canonical import Document
 from aiogw.clientstream import SentResponse
+from aiogw.contentcoding import Inflater, content_coding
 from aiogw.dialects import detect
 from aiogw.dialects.base import Call, Dialect, LocalEndpoint, RelayEndpoint
-from aiogw.errors import BodyTooLarge, ClientGone, GatewayError, InternalFault, MalformedBody, UnknownModel
+from aiogw.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    ClientGone,
+    GatewayError,
+    InternalFault,
+    MalformedBody,
+    MalformedRequest,
+    UnknownModel,
+)
 from aiogw.record import CLIENT_GONE, COMPLETED, RequestRecord, request_id_from
 from aiogw.routing import Routes
 
@@ -25,12 +41,26 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger(__name__)
 
-# Of a name that a client chose, in a log line.
+# Of anything that a client chose, in a log line.
 MAX_LOGGED_CHARACTERS = 200
 
 RECORD = web.RequestKey("RECORD", RequestRecord)
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("DIALECT", Dialect)
+HOLDER = web.RequestKey("HOLDER", Holder)
 CALL = web.RequestKey("CALL", Call)
+HELD_BODY = web.RequestKey("HELD_BODY", HeldBody)
+
+
+@frozen(kw_only=True)
+class BodyLimits:
+    """How large a body may be when it is decoded, and how slow.
+
+    It has ``timeout_seconds``, and a second more for every ``min_bytes_per_second`` bytes of it that have come.
+    """
+
+    max_bytes: int
+    timeout_seconds: float
+    min_bytes_per_second: int
 
 
 def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
@@ -41,8 +71,8 @@ def keep_record(observe: Callable[[RequestRecord], None]) -> Middleware:
         record = RequestRecord(
             request_id=request_id_from(request.headers.get("x-request-id")),
             arrived_at=time.monotonic(),
-            method=request.method,
-            path=request.path,
+            method=request.method[:MAX_LOGGED_CHARACTERS],
+            path=request.path[:MAX_LOGGED_CHARACTERS],
         )
         request[RECORD] = record
         try:
@@ -100,7 +130,26 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _refuse(request, InternalFault())
 
 
-def canonicalise(*, routes: Routes, max_body_bytes: Callable[[], int]) -> Middleware:
+def authenticate(authenticator: Authenticator) -> Middleware:
+    """Find out whose request it is, before anything else of it is looked at, its body and its path included.
+
+    OPTIONS needs no key: a browser asks with it beforehand, cannot send one, and would never come to send the rest.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        holder = ANYBODY
+        if request.method != "OPTIONS":
+            headers = request.headers
+            holder = authenticator.holder(headers.getall("authorization", ()), headers.getall("x-api-key", ()))
+        request[HOLDER] = holder
+        request[RECORD].key = holder.name
+        return await handler(request)
+
+    return middleware
+
+
+def canonicalise(*, routes: Routes, limits: Callable[[], BodyLimits], budget: BodyBudget) -> Middleware:
     """Answer what can be answered here; of the rest, read the whole body and leave its canonical form behind.
 
     The body is read before the gate, because aiohttp stops reading from a connection whose body is left alone, and a
@@ -110,29 +159,36 @@ def canonicalise(*, routes: Routes, max_body_bytes: Callable[[], int]) -> Middle
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         dialect = request[DIALECT]
+        _check_framing(request)
         endpoint = dialect.endpoint(request.method, request.path)
         if isinstance(endpoint, LocalEndpoint):
-            return _respond(request, endpoint.answer(routes.models, request.query))
-        call = await _read_call(request, dialect, endpoint, routes, max_body_bytes())
-        if isinstance(call, Document):
-            return _respond(request, call)
-        request[CALL] = call
-        del call  # this frame lives as long as the request, and the body should not
-        return await handler(request)
+            return _respond(request, endpoint.answer(routes.models_in(request[HOLDER].models), request.query))
+        held = request[HELD_BODY] = budget.hold()
+        try:
+            call = await _read_call(request, dialect, endpoint, routes, limits())
+            if isinstance(call, Document):
+                return _respond(request, call)
+            request[CALL] = call
+            del call  # this frame lives as long as the request, and the body should not
+            return await handler(request)
+        finally:
+            held.release()
 
     return middleware
 
 
 async def _read_call(
-    request: web.Request, dialect: Dialect, endpoint: RelayEndpoint, routes: Routes, max_body_bytes: int
+    request: web.Request, dialect: Dialect, endpoint: RelayEndpoint, routes: Routes, limits: BodyLimits
 ) -> Call | Document:
     """A function of its own, so that no frame that outlives it keeps the body of a request that has been sent on."""
-    body = await _read_body(request, max_body_bytes)
+    body = await _read_body(request, limits)
     record = request[RECORD]
     record.request_bytes = len(body)
-    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, routes.find_engine)
+    find_engine = partial(routes.find_engine, allowed=request[HOLDER].models)
+    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, find_engine)
     if isinstance(call, Document):
         return call
+    request[HELD_BODY].resize(len(call.request.body))
     record.model = call.request.model
     record.stream = call.request.stream
     record.sequences = call.request.sequences
@@ -143,25 +199,61 @@ async def accept_expectation(_request: web.Request) -> None:
     """Replaces aiohttp's own handler of ``Expect``, which says 100 before anybody has looked at the length."""
 
 
-async def _read_body(request: web.Request, max_body_bytes: int) -> bytes:
-    """The whole body, decoded; raises BodyTooLarge, MalformedBody."""
-    if request.content_length is not None and request.content_length > max_body_bytes:
-        raise BodyTooLarge(limit_bytes=max_body_bytes)
+def _check_framing(request: web.Request) -> None:
+    """Refuse what RFC 9112 (6.1) has no answer for, and the parsers let pass: others may read another length."""
+    coding = request.headers.get("transfer-encoding")
+    if coding is None:
+        return
+    if request.version < (1, 1):
+        raise MalformedRequest(reason="HTTP/1.0 has no Transfer-Encoding")
+    if coding.lower() != "chunked":
+        raise MalformedRequest(reason="Transfer-Encoding may only be chunked")
+
+
+async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
+    """The whole body, decoded; raises BodyTooLarge, BodyTimeout, MalformedBody, MemoryFull, UnsupportedCoding."""
+    coding = content_coding(request.headers.getall("content-encoding", []))
+    held = request[HELD_BODY]
+    declared = request.content_length or 0
+    if declared > limits.max_bytes:
+        raise BodyTooLarge(limit_bytes=limits.max_bytes)
+    # All that is announced is held from the beginning, so that no upload is turned away halfway because of another.
+    held.resize(declared)
     asks = request.version >= (1, 1) and request.headers.get("expect", "").lower() == "100-continue"
     if asks and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    pieces: list[bytes] = []
+    deadline = asyncio.get_running_loop().time() + limits.timeout_seconds
+    # One block for all that is announced, which is only filled as it is written.  Joining pieces would take the double:
+    # those of several uploads lie between each other, and what is freed of them is of no use to the next.
+    body = io.BytesIO(bytes(declared))
+    inflater = None if coding is None else Inflater(coding)
     size = 0
     try:
-        # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
-        async for piece in request.content.iter_any():
-            size += len(piece)
-            if size > max_body_bytes:
-                raise BodyTooLarge(limit_bytes=max_body_bytes)
-            pieces.append(piece)
-    except web.RequestPayloadError as error:
-        raise MalformedBody(reason=f"its framing or encoding is broken ({error})") from None
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        # No timer for what came together with its head, as nearly all do.
+        async with asyncio.timeout_at(None if request.content.is_eof() else deadline) as timeout:
+            # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
+            async for piece in request.content.iter_any():
+                for step in (piece,) if inflater is None else inflater.feed(piece):
+                    size += len(step)
+                    if size > limits.max_bytes:
+                        raise BodyTooLarge(limit_bytes=limits.max_bytes)
+                    if size > held.size:
+                        held.resize(size)
+                    body.write(step)
+                    if inflater is not None:
+                        await asyncio.sleep(0)  # a bomb has many steps, and others want their turn between them
+                if timeout.when() is not None:
+                    timeout.reschedule(deadline + size / limits.min_bytes_per_second)
+        if inflater is not None:
+            inflater.end()
+    except TimeoutError:
+        raise BodyTimeout(
+            timeout_seconds=limits.timeout_seconds, min_bytes_per_second=limits.min_bytes_per_second
+        ) from None
+    except (web.RequestPayloadError, HttpProcessingError):  # the C parser's, and the pure one's
+        raise MalformedBody(reason="its framing is broken") from None
+    body.truncate()
+    return body.getvalue()
 
 
 def _refuse(request: web.Request, error: GatewayError) -> web.Response:
@@ -169,12 +261,19 @@ def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     record.outcome = error.code
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
-    return _respond(request, request[DIALECT].render_error(error, record.request_id))
+    response = _respond(request, request[DIALECT].render_error(error, record.request_id))
+    if isinstance(error, BodyTooLarge):
+        response.force_close()  # aiohttp's C parser (3.14) takes a length of 2**64 - 1 for none
+    return response
 
 
 def _respond(request: web.Request, document: Document) -> web.Response:
     """``document`` as aiohttp sends it, with the request id where this surface's clients look for it."""
     response = web.Response(status=document.status, body=document.body)
+    if not request.content.is_eof():
+        # Whether the rest of a body is still to come is anybody's guess: a client that was told this instead of a 100
+        # sends its next request, which would be taken for the body.
+        response.force_close()
     response.headers["content-type"] = document.content_type
     response.headers["server"] = "aiogw"  # else aiohttp tells its version and Python's
     for name, value in document.headers:

@@ -33,11 +33,15 @@ def request_id_from(given: str | None) -> str:
 
 @define(kw_only=True)
 class RequestRecord:
-    """One request.  Times are of the monotonic clock, in seconds; None: did not happen."""
+    """One request.  Times are of the monotonic clock, in seconds; None: did not happen.
+
+    ``key`` is the name of whose key it came with, and never the key.
+    """
 
     request_id: str
     arrived_at: float
     surface: str = "-"
+    key: str | None = None
     method: str = "-"
     path: str = "-"
     model: str | None = None
@@ -104,6 +108,7 @@ class RequestRecord:
         told: dict[str, Any] = {
             "request_id": self.request_id,
             "surface": self.surface,
+            "key": self.key,
             "method": self.method,
             "path": self.path,
             "model": self.model,

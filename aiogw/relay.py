@@ -17,13 +17,14 @@ from collections.abc import Iterator, Mapping
 from aiohttp import web
 from attrs import frozen
 
-from aiogw.admission.gate import DRAINING_RETRY_AFTER_SECONDS, Admission, Gate
+from aiogw.admission.door import Gate
+from aiogw.admission.gate import DRAINING_RETRY_AFTER_SECONDS, Admission
 from aiogw.canonical import ResponseHead
 from aiogw.clientstream import ClientStream
 from aiogw.departures import Departures
 from aiogw.dialects.base import Call, Dialect
 from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
-from aiogw.middleware import CALL, DIALECT, RECORD
+from aiogw.middleware import CALL, DIALECT, HELD_BODY, HOLDER, RECORD
 from aiogw.record import CLIENT_GONE, FINISH, FIRST_BYTE, QUEUE, STREAM, Progress, RequestRecord
 from aiogw.routing import Route, Routes
 from aiogw.upstream.answer import read_error
@@ -72,6 +73,10 @@ class Relay:
         self._nothing_running.set()
         self.draining = False
 
+    @property
+    def idle(self) -> bool:
+        return not self._running
+
     def serve(self, *, upstreams: Mapping[str, Upstream], limits: RelayLimits) -> None:
         """What is true for requests that come from now on; ``upstreams`` by address."""
         self._upstreams = dict(upstreams)
@@ -79,7 +84,7 @@ class Relay:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve the canonical request that the middlewares left in ``request``; raises GatewayError or ClientGone."""
-        route = self._routes.find(request[CALL].request.model)
+        route = self._routes.find(request[CALL].request.model, request[HOLDER].models)
         relayed = RelayedRequest(
             request,
             # Taken out: nothing else may keep a body of many megabytes through an answer of many minutes.
@@ -106,11 +111,19 @@ class Relay:
         """Where each request is, in no order."""
         return (relayed.progress() for relayed in self._running)
 
-    async def drain(self, timeout_seconds: float) -> None:
-        """Refuse whoever waits, let the others finish for at most ``timeout_seconds``, end the rest in-band."""
+    def retire(self) -> None:
+        """Serve what comes, but let every response that is still to begin say that its connection ends with it.
+
+        One that has begun has promised the opposite, and its client may send the next request right behind its end.
+        """
         self.draining = True
         for relayed in self._running:
-            relayed.stream.keep_alive = False
+            if not relayed.stream.started:
+                relayed.stream.keep_alive = False
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Refuse whoever waits, let the others finish for at most ``timeout_seconds``, end the rest in-band."""
+        self.retire()
         self._gate.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -146,6 +159,7 @@ class RelayedRequest:
         self._number = number
         self._loop = asyncio.get_running_loop()
         self._body = call.request.body
+        self._held_body = request[HELD_BODY]
         self._path = call.request.path
         self._fields = request_fields(
             [
@@ -162,6 +176,7 @@ class RelayedRequest:
         self._encoder = call.encoder
         self._dialect: Dialect = request[DIALECT]
         self._record: RequestRecord = request[RECORD]
+        self._holder = request[HOLDER]
         self._gate = gate
         self._upstream = upstream
         self._admission: Admission | None = None
@@ -202,7 +217,12 @@ class RelayedRequest:
             record.entered_at = time.monotonic()
             try:
                 self._admission = self._gate.enter(
-                    self.route.address, self._sequences, granted=self._granted, refused=self.fail
+                    self.route.address,
+                    self._sequences,
+                    granted=self._granted,
+                    refused=self.fail,
+                    holder=self._holder.name,
+                    places=self._holder.queue_places,
                 )
             except GatewayError:
                 record.entered_at = None  # it has not waited, so its wait is none of the metric's
@@ -223,6 +243,10 @@ class RelayedRequest:
         Once the response has begun, that is in-band, in the dialect's form, or by breaking the connection off.
         """
         if self._ended.done():
+            if self._ended.cancelled() and self._record.granted_at is None:
+                # In this very turn: its handler has not come to leave the queue, and the gate has counted a refusal.
+                self._record.outcome = error.code
+                self._record.refused_at = time.monotonic()
             return
         self._let_go()
         self._record.outcome = error.code
@@ -300,6 +324,8 @@ class RelayedRequest:
         at.  They wait for the next turn of the loop, because responses that started together end together: a write to a
         client costs some 30 µs, which the slots of the others that end in this turn would stand idle.
         """
+        if head is not None:
+            self._held_body.release()
         if ended:
             self._call = None
             self._let_go()

@@ -13,6 +13,9 @@ from aiogw.errors import UnknownModel
 # The last second that has a date: anything later is no Unix time in seconds.
 LATEST = 253_402_300_799
 
+Models = frozenset[str] | None
+"""The names somebody may use; None: all."""
+
 
 @frozen(kw_only=True)
 class Route:
@@ -78,12 +81,17 @@ class Routes:
             members=members,
         )
 
-    def find(self, model: str) -> Route:
-        """The route of ``model``, by equality; raises UnknownModel."""
-        try:
-            return self._routes[model]
-        except KeyError:
-            raise UnknownModel(model=model, known=tuple(self._routes)) from None
+    def find(self, model: str, allowed: Models = None) -> Route:
+        """The route of ``model``, by equality; raises UnknownModel, which is also what one that is not allowed is."""
+        route = self._routes.get(model)
+        if route is None or (allowed is not None and model not in allowed):
+            known = tuple(one for one in self._routes if allowed is None or one in allowed)
+            raise UnknownModel(model=model, known=known)
+        return route
 
-    def find_engine(self, model: str) -> Engine:
-        return self.find(model).engine
+    def find_engine(self, model: str, allowed: Models = None) -> Engine:
+        return self.find(model, allowed).engine
+
+    def models_in(self, allowed: Models) -> tuple[ModelCard, ...]:
+        """The cards of those models that are allowed."""
+        return self.models if allowed is None else tuple(card for card in self.models if card.id in allowed)

@@ -14,13 +14,16 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import struct
+import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,15 +38,20 @@ from aiogw.canonical import ResponseHead
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 from aiogw.errors import UpstreamFault
+from aiogw.record import JsonFormatter
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts" / "vllm-0.32"
 
 ALL_DIALECTS = (*DIALECTS, lines_dialect.LINES)
 # Instead of the plain process, where a test is about the third dialect.
 LINES_DAEMON = (str(Path(__file__).parent / "lines_daemon.py"),)
+# The same with sockets that it inherits.
+ACTIVATED_DAEMON = (str(Path(__file__).parent / "activated_daemon.py"),)
 
 # Long enough for a loaded machine: it only ever passes in full when a test fails.
 PATIENCE_SECONDS = 8.0
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command to make certificates")
 
 Address = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
@@ -67,6 +75,16 @@ async def eventually(
         # Mostly it only takes a few turns of the loop; a daemon takes longer and wants the processor meanwhile.
         await asyncio.sleep(0 if attempt < 10 else min(0.002, attempt * 0.00005))
         attempt += 1
+
+
+def make_certificate(directory: Path, name: str = "localhost") -> tuple[Path, Path]:
+    """A certificate for ``name`` that signs itself, and its key."""
+    paths = directory / f"{name}.pem", directory / f"{name}-key.pem"
+    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+    command = ["openssl", "req", "-x509", *options, *names, "-out", str(paths[0]), "-keyout", str(paths[1])]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    return paths
 
 
 def open_files() -> int:
@@ -106,6 +124,8 @@ STREAM = (
     DONE,
 )
 TEXT = "Hello world"
+# What prompts, answers and keys of the tests are known by; no log of any test may have it.
+SAID = re.compile(r"tag:\d|Hello|canary|sk-\w")
 WHOLE = json.dumps(
     {
         "id": "chatcmpl-1",
@@ -385,17 +405,33 @@ class ScriptedUpstream:
         self.address: Address = ""
         self._server: asyncio.Server | None = None
 
-    async def start(self, *, host: str = "127.0.0.1", port: int = 0, path: str | None = None) -> ScriptedUpstream:
+    async def start(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        path: str | None = None,
+        certificate: tuple[Path, Path] | None = None,
+    ) -> ScriptedUpstream:
+        """Listen; with a ``certificate`` and its key, speak TLS as ``localhost``."""
         loop = asyncio.get_running_loop()
         if path is not None:
             self._server = await loop.create_unix_server(lambda: UpstreamConnection(self), path)
             self.address = path
             self.url = f"unix:{path}"
         else:
-            self._server = await loop.create_server(lambda: UpstreamConnection(self), host, port, backlog=1024)
+            context = None
+            if certificate is not None:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(*certificate)
+            self._server = await loop.create_server(
+                lambda: UpstreamConnection(self), host, port, backlog=1024, ssl=context
+            )
             port = self._server.sockets[0].getsockname()[1]
             self.address = (host, port)
             self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            if context is not None:
+                self.url = f"https://localhost:{port}"
         return self
 
     async def start_again(self) -> None:
@@ -409,7 +445,8 @@ class ScriptedUpstream:
             self._server.close()
             self._server = None
         for connection in self.connections:
-            connection.transport.abort()
+            if not connection.closed:
+                connection.transport.abort()
         await eventually(lambda: all(connection.closed for connection in self.connections))
 
     def began(self, exchange: Exchange) -> None:
@@ -595,6 +632,14 @@ class RawClient:
         except EOFError:
             return True
         return False
+
+    async def rest(self, timeout: float = PATIENCE_SECONDS) -> bytes:
+        """All that comes until the end of the connection."""
+        data = b""
+        with contextlib.suppress(EOFError):
+            while True:
+                data += await self._some(1 << 16, timeout)
+        return data
 
     def quiet(self) -> bool:
         """Whether nothing is there to be read, not even an end."""
@@ -829,7 +874,13 @@ everywhere_both_ways = pytest.mark.parametrize(
 SERVER: dict[str, Any] = {
     "listen": "127.0.0.1:0",
     "admin_listen": "127.0.0.1:0",
+    "max_connections": 800,
+    "header_timeout_seconds": 10,
+    "keepalive_timeout_seconds": 75,
+    "body_timeout_seconds": 10,
+    "body_min_bytes_per_second": 1 << 16,
     "max_body_bytes": 4 << 20,
+    "body_memory_bytes": 64 << 20,
     "response_buffer_bytes": 1 << 16,
     "client_stall_timeout_seconds": 5,
     "drain_timeout_seconds": 5,
@@ -868,8 +919,13 @@ def upstream_table(url: str, *, models: Iterable[str] = ("reasoning",), **change
     return table | {"admission": admission}
 
 
-def configuration(upstreams: Mapping[str, Mapping[str, Any]], **server: Any) -> str:
-    return tomli_w.dumps({"server": SERVER | server, "upstreams": upstreams})
+NO_KEYS = {"mode": "none"}
+
+
+def configuration(
+    upstreams: Mapping[str, Mapping[str, Any]], *, auth: Mapping[str, Any] = NO_KEYS, **server: Any
+) -> str:
+    return tomli_w.dumps({"server": SERVER | server, "auth": auth, "upstreams": upstreams})
 
 
 class RunningGateway:
@@ -895,7 +951,7 @@ class RunningGateway:
         raise NotImplementedError
 
     def check_log(self) -> None:
-        """After the stop: the log has no error that was not announced."""
+        """After the stop: the log has no error that was not announced, and nothing of what was said."""
         raise NotImplementedError
 
     def expect_error(self, part: str) -> None:
@@ -959,6 +1015,7 @@ class InProcessGateway(RunningGateway):
         self._text = text
         self._gateway = Gateway(self._read_config(), reread=self._read_config, dialects=dialects)
         self._errors: list[str] = []
+        self._said: list[str] = []
         self._handler = _Collect(self)
         self._logger = logging.getLogger()
         self._levels = (logging.getLogger("aiogw").level, self._logger.level)
@@ -988,8 +1045,12 @@ class InProcessGateway(RunningGateway):
         self._logger.removeHandler(self._handler)
         logging.getLogger("aiogw").setLevel(self._levels[0])
         _check_errors(self._errors, self.announced_errors)
+        assert not self._said, self._said[0]
 
     def take(self, record: logging.LogRecord) -> None:
+        line = JsonFormatter().format(record)
+        if SAID.search(line):
+            self._said.append(line)
         if record.levelno >= logging.ERROR:
             self._errors.append(logging.Formatter().format(record))
         if record.name == "aiogw.access":
@@ -1008,13 +1069,23 @@ class _Collect(logging.Handler):
 class Daemon(RunningGateway):
     """The real process, on uvloop: ``python -m aiogw --config FILE``; ``lines`` is its log.
 
-    ``program`` are other arguments for Python in place of ``-m aiogw``.
+    ``program`` are other arguments for Python in place of ``-m aiogw``.  ``sockets`` are inherited as from systemd, and
+    ``environment`` is added to ours.
     """
 
-    def __init__(self, config_path: Path, *, program: tuple[str, ...] = ("-m", "aiogw")) -> None:
+    def __init__(
+        self,
+        config_path: Path,
+        *,
+        program: tuple[str, ...] = ("-m", "aiogw"),
+        sockets: Sequence[socket.socket] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
         self.config_path = config_path
-        self._program = program
+        self._descriptors = [sock.fileno() for sock in sockets]
+        self._program = (*ACTIVATED_DAEMON, *map(str, self._descriptors), "--") if sockets else program
+        self._environment = os.environ | dict(environment or {})
         self.lines: list[str] = []
         self._process: asyncio.subprocess.Process
         self._reading: asyncio.Task[None]
@@ -1024,7 +1095,12 @@ class Daemon(RunningGateway):
         options = ("-W", "always::ResourceWarning")
         command = (sys.executable, *options, *self._program, "--config", str(self.config_path))
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, limit=1 << 22
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=1 << 22,
+            pass_fds=self._descriptors,
+            env=self._environment,
         )
         self._reading = asyncio.ensure_future(self._read())
         server = tomllib.loads(self.config_path.read_text())["server"]
@@ -1089,6 +1165,8 @@ class Daemon(RunningGateway):
         fine = "(debug|info|warning)"
         good = re.compile(rf'\{{"time": "\S+", "level": "{fine}", .*\}}|\S+Z {fine} [\w.]+: .*')
         _check_errors([line for line in self.lines if not good.fullmatch(line)], self.announced_errors)
+        said = [line for line in self.lines if SAID.search(line)]
+        assert not said, said[0]
 
     async def _read(self) -> None:
         assert self._process.stderr is not None
@@ -1104,7 +1182,7 @@ class Daemon(RunningGateway):
         def find() -> re.Match[str] | None:
             if not self.running:
                 raise AssertionError("it ended:\n" + "\n".join(self.lines))
-            matches = (re.search(rf"{phrase}(?:unix:(/[^\"]+)|http://(.*):(\d+))", line) for line in self.lines)
+            matches = (re.search(rf"{phrase}(?:unix:(/[^\" ]+)|https?://(.*):(\d+))", line) for line in self.lines)
             return next((match for match in matches if match), None)
 
         found = await eventually(find, 20, what=lambda: f"{phrase!r} in {self.lines}")
@@ -1151,17 +1229,34 @@ class Rig:
         dialects: tuple[Dialect, ...] = ALL_DIALECTS,
         others: Mapping[str, Mapping[str, Any]] | None = None,
         server: Mapping[str, Any] | None = None,
+        auth: Mapping[str, Any] = NO_KEYS,
         **changes: Any,
     ) -> RunningGateway:
         """A gateway before ``upstream``, or an address; ``changes`` are keys of its table, ``server`` of [server]."""
         url = upstream if isinstance(upstream, str) else upstream.url
         tables = {"reasoning": upstream_table(url, **changes)} | dict(others or {})
-        return await self.start(configuration(tables, **(server or {})), process=process, dialects=dialects)
+        return await self.start(configuration(tables, auth=auth, **(server or {})), process=process, dialects=dialects)
 
     async def daemon(self, upstream: ScriptedUpstream | str, **options: Any) -> Daemon:
         gateway = await self.gateway(upstream, process=True, **options)
         assert isinstance(gateway, Daemon)
         return gateway
+
+    async def activated(
+        self,
+        upstream: ScriptedUpstream,
+        *,
+        sockets: Sequence[socket.socket] = (),
+        environment: Mapping[str, str] | None = None,
+        server: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> Daemon:
+        """The real process as systemd starts it."""
+        text = configuration({"reasoning": upstream_table(upstream.url, **changes)}, **(server or {}))
+        daemon = Daemon(self.config_file(text), sockets=sockets, environment=environment)
+        await daemon.start()
+        self._gateways.append(daemon)
+        return daemon
 
     def forget(self, gateway: RunningGateway) -> None:
         """The test stops ``gateway`` itself; its log is looked at all the same."""
@@ -1180,7 +1275,7 @@ class Rig:
         return gateway
 
     def config_file(self, text: str) -> Path:
-        path = self.directory / f"gateway-{len(self._gateways)}.toml"
+        path = self.directory / f"gateway-{len(self._gateways) + len(self._forgotten)}.toml"
         path.write_text(text)
         return path
 
@@ -1332,6 +1427,7 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self._protocol = protocol
         self._loop = loop
+        self.sock: socket.socket | None = None
         self.written = b""
         self.unsent = 0
         self.reading = True
@@ -1347,6 +1443,9 @@ class FakeTransport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.sock if name == "socket" else default
 
     def pause_reading(self) -> None:
         self.reading = False

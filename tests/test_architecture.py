@@ -15,6 +15,7 @@ PACKAGE = ROOT / "aiogw"
 VOCABULARY = ("canonical", "errors")
 # The one module that knows both sides; and the one that knows all.
 BELOW_RELAY = (
+    "admission.door",
     "admission.gate",
     "clientstream",
     "departures",
@@ -27,16 +28,24 @@ BELOW_RELAY = (
 BELOW_APP = (
     "",
     "admission",
+    "auth",
+    "bodies",
     "catalogue",
     "config",
+    "credentials",
     "departures",
     "dialects",
     "enginewatch",
+    "listener",
     "metrics",
     "middleware",
+    "protocol",
     "record",
     "relay",
     "routing",
+    "server",
+    "service",
+    "sockets",
     "upstream",
 )
 
@@ -46,15 +55,18 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "vocabulary": {
         "": (),
         "canonical": (),
-        "errors": (),
+        "errors": ("errors",),
         "admission": (),
         "upstream": (),
     },
     "deciding": {
         "admission.capacity": (),
         "admission.estimate": (),
+        "auth": ("errors",),
         "admission.queue": ("admission.capacity",),
         "admission.readings": (),
+        "bodies": ("errors",),
+        "contentcoding": VOCABULARY,
         "clients": ("config",),
         "config": ("canonical", "config"),
         "dialects": (*VOCABULARY, "dialects", "sse"),
@@ -66,6 +78,10 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "waiting": {
         "catalogue": (*VOCABULARY, "upstream"),
         "enginewatch": (*VOCABULARY, "upstream"),
+        "listener": ("config", "sockets"),
+        "service": (),
+        "sockets": ("config",),
+        "admission.door": ("errors", "admission.gate", "admission.readings"),
         "admission.gate": (
             "errors",
             "admission.capacity",
@@ -81,9 +97,11 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "aiohttp.web": {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
-        "metrics": ("", "admission.readings", "enginewatch", "record"),
-        "middleware": (*VOCABULARY, "clientstream", "dialects", "record", "routing"),
+        "metrics": ("", "admission.readings", "enginewatch", "listener", "record"),
+        "middleware": (*VOCABULARY, "auth", "bodies", "clientstream", "contentcoding", "dialects", "record", "routing"),
+        "protocol": (),
         "relay": (*VOCABULARY, *BELOW_RELAY),
+        "server": (*VOCABULARY, "clientstream", "protocol", "record"),
         "status": (),
         "status.explain": ("status.figures",),
         "status.feed": ("status.snapshot",),
@@ -107,20 +125,42 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "composition": {
         "app": (*VOCABULARY, *BELOW_APP, "assembly", "lanes", "status"),
-        "assembly": (*VOCABULARY, "admission.readings", "config", "relay", "routing", "upstream"),
-        "lanes": ("admission.gate", "admission.readings", "assembly", "config", "upstream.endpoints"),
-        "cli": ("", "app", "clients", "config", "dialects", "record", "status"),
+        "lanes": (
+            "admission.door",
+            "admission.gate",
+            "admission.readings",
+            "assembly",
+            "config",
+            "credentials",
+            "upstream.endpoints",
+        ),
+        "cli": ("", "app", "clients", "config", "credentials", "dialects", "record", "sockets", "status"),
+        "credentials": ("auth", "config"),
+        "assembly": (
+            *VOCABULARY,
+            "admission.readings",
+            "config",
+            "credentials",
+            "middleware",
+            "protocol",
+            "relay",
+            "routing",
+            "upstream",
+        ),
         "__main__": ("cli",),
     },
 }
 # No event loop, no clock, no socket and no log; most of the hard code is here.
 PURE = (
+    "auth",
     "canonical",
     "errors",
     "sse",
     "routing",
     "clients",
     "config",
+    "bodies",
+    "contentcoding",
     "admission.capacity",
     "admission.estimate",
     "admission.queue",
@@ -137,7 +177,16 @@ IMPURE_IMPORTS = {"asyncio", "time", "logging", "socket", "aiohttp", "uvloop", "
 
 # Libraries that have one room, so that they can be replaced there.
 HOMES = {
-    "aiohttp": {"app", "clientstream", "middleware", "relay", "status.reader", "status.serving"},
+    "aiohttp": {
+        "app",
+        "clientstream",
+        "middleware",
+        "protocol",
+        "relay",
+        "server",
+        "status.reader",
+        "status.serving",
+    },
     "aiohttp_sse_client": {"status.reader"},
     "cattrs": {"config", "config.faults", "config.values"},
     "httptools": {"upstream.connection"},

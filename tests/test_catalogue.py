@@ -37,7 +37,9 @@ def pool_of(upstream: ScriptedUpstream) -> UpstreamPool:
     host, port = upstream.address
     return UpstreamPool(
         upstream="reasoning",
-        target=Target(host=host, port=port, path=None, authority=f"{host}:{port}", prefix="", ssl_context=None),
+        target=Target(
+            host=host, port=port, path=None, authority=f"{host}:{port}", prefix="", ssl_context=None, credential=None
+        ),
         connect_timeout_seconds=2,
         first_byte_timeout_seconds=2,
         idle_timeout_seconds=2,

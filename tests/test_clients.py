@@ -27,10 +27,10 @@ def upstream(number: int, *models: str, admission: Any = GATE, **others: Any) ->
 EMBEDDINGS = upstream(0, "embeddings", admission="unlimited")
 
 
-def document(*upstreams: JSON, **server: Any) -> str:
+def document(*upstreams: JSON, auth: JSON | None = None, **server: Any) -> str:
     chosen = upstreams or (EMBEDDINGS, upstream(1, "reasoning", aliases={"claude-reasoning": "reasoning"}))
     tables = {f"engine-{number}": table for number, table in enumerate(chosen)}
-    return tomli_w.dumps({"server": SERVER | server, "upstreams": tables})
+    return tomli_w.dumps({"server": SERVER | server, "auth": auth or {"mode": "none"}, "upstreams": tables})
 
 
 def lines(name: str, *upstreams: JSON, **server: Any) -> str:
@@ -235,6 +235,41 @@ def test_clients_keep_their_own_patience_where_it_is_enough() -> None:
     assert exported(lines("claude-code", quick))["API_TIMEOUT_MS"] == "600000"
     assert tomllib.loads(lines("codex", quick))["model_providers"]["aiogw"]["stream_idle_timeout_ms"] == 300000
     assert without_comment(lines("opencode", quick))["provider"]["aiogw"]["options"]["chunkTimeout"] == 300000
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+KEYS = {"mode": "keys", "keys": {"me": {"file": "/etc/aiogw/keys/me", "models": "all", "queue_places": 1}}}
+
+
+@pytest.mark.parametrize("name", list(clients.CLIENTS))
+def test_where_keys_are_asked_for_the_lines_say_where_they_come_from(name: str) -> None:
+    """The lines hold no key but the name of a variable, which a comment explains; without keys there is none of it."""
+    text = lines(name, auth=KEYS)
+    (hint,) = [line for line in text.splitlines() if "you were given" in line]
+    assert hint.lstrip("#/ ").startswith("The key")
+    assert text.count("AIOGW_KEY") > 1
+    assert "/etc/aiogw/keys" not in text
+    assert "AIOGW_KEY" not in lines(name)
+
+
+def test_a_key_arrives_where_each_client_looks_for_it() -> None:
+    """Also one with characters that mean something to a shell."""
+    key = "k$(a)'\"` #"
+    given = f"AIOGW_KEY={shlex.quote(key)}\n"
+    for name, variable in (
+        ("claude-code", "ANTHROPIC_AUTH_TOKEN"),
+        ("open-webui", "OPENAI_API_KEYS"),
+        ("openai", "OPENAI_API_KEY"),
+        ("anthropic", "ANTHROPIC_API_KEY"),
+    ):
+        assert exported(given + lines(name, auth=KEYS))[variable] == key
+    assert tomllib.loads(lines("codex", auth=KEYS))["model_providers"]["aiogw"]["env_key"] == "AIOGW_KEY"
+    document = json.loads("".join(lines("opencode", auth=KEYS).splitlines(True)[2:]))
+    assert document["provider"]["aiogw"]["options"]["apiKey"] == "{env:AIOGW_KEY}"
+    _, *commands = lines("curl", auth=KEYS).splitlines()
+    for command in commands:
+        assert '-H "authorization: Bearer $AIOGW_KEY"' in command
 
 
 HOSTILE = 'it\'s $(a) `b` "c" \\ é \x7f\nexport EVIL=1 #'

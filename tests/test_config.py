@@ -20,15 +20,30 @@ from aiogw import config
 from aiogw.canonical import Engine
 from aiogw.config import (
     AdmissionConfig,
+    AuthConfig,
     Config,
     ConfigError,
     DialectConfig,
+    KeyConfig,
     ListenAddress,
+    ServerConfig,
     UpstreamAddress,
     UpstreamConfig,
 )
 from aiogw.config.faults import value_faults
-from aiogw.config.values import Aliases, Count, Members, Names, Positive, RetrySeconds, Seconds, SecondsOrNever, Text
+from aiogw.config.values import (
+    Aliases,
+    Count,
+    CredentialName,
+    FilePath,
+    Members,
+    Names,
+    Positive,
+    RetrySeconds,
+    Seconds,
+    SecondsOrNever,
+    Text,
+)
 
 EXAMPLE = Path(__file__).parent.parent / "etc" / "gateway.toml"
 
@@ -36,7 +51,13 @@ TEXT = """
 [server]
 listen = "127.0.0.1:8080"
 admin_listen = "127.0.0.1:9464"
+max_connections = 1024
+header_timeout_seconds = 10
+keepalive_timeout_seconds = 75
+body_timeout_seconds = 10
+body_min_bytes_per_second = 65536
 max_body_bytes = 67108864
+body_memory_bytes = 268435456
 response_buffer_bytes = 4194304
 client_stall_timeout_seconds = 60
 drain_timeout_seconds = 30.5
@@ -46,6 +67,18 @@ models_refresh_seconds = 60
 log_level = "info"
 log_format = "text"
 
+[server.tls]
+certificate = "/etc/aiogw/tls.pem"
+key = "/etc/aiogw/tls-key.pem"
+
+[auth]
+mode = "keys"
+
+[auth.keys.reasoning]
+file = "/etc/aiogw/keys/reasoning"
+models = "all"
+queue_places = 4
+
 [upstreams.reasoning]
 url = "http://reasoning-predictor.llm-serving:80"
 models = ["reasoning", "org/big"]
@@ -53,6 +86,7 @@ connect_timeout_seconds = 5
 first_byte_timeout_seconds = 600
 idle_timeout_seconds = 120
 aliases = { claude-reasoning = "reasoning" }
+credential_file = "/etc/aiogw/keys/upstream"
 watch_engine_seconds = 15
 
 [upstreams.reasoning.admission]
@@ -126,9 +160,13 @@ KEYS = [pytest.param(key, id=".".join(key)) for key in TYPES]
 DIALECT = ("upstreams", "reasoning", "dialect")
 # Names and capabilities; all else is a limit or an address, and nobody but the operator can know those.
 OPTIONAL = [key for key in TYPES if key[:3] in (DIALECT, (*DIALECT[:2], "aliases"))]
+HOLDER = ("auth", "keys", "reasoning")
+# Of two places for a secret one is chosen, and what is said of a CA goes with https only.
+UNSAID = {(*HOLDER, "credential"), (*DIALECT[:2], "credential"), (*DIALECT[:2], "ca_file")}
+OPTIONAL += [*UNSAID, HOLDER[:2], (*HOLDER, "file"), (*DIALECT[:2], "credential_file")]
 # Instead of url, and what goes with it.
 ALTERNATIVES = [("upstreams", "reasoning", key) for key in ("endpoints", "resolve")]
-OPTIONAL += [*ALTERNATIVES, ("upstreams", "reasoning", "watch_engine_seconds")]
+OPTIONAL += [*ALTERNATIVES, ("upstreams", "reasoning", "watch_engine_seconds"), ("server", "tls")]
 
 
 def of_type(*types: Any) -> list[Any]:
@@ -211,14 +249,20 @@ def test_the_walk_finds_every_table() -> None:
             if isinstance(value, dict) and TYPES.get((*path, name)) not in (Aliases, Members):
                 yield from keys(value, (*path, name))
 
-    written = {key for key in keys(BASE) if "embeddings" not in key} - {("upstreams", "reasoning")}
-    assert written == set(TYPES) - set(ALTERNATIVES)
+    written = {key for key in keys(BASE) if "embeddings" not in key} - {("upstreams", "reasoning"), HOLDER}
+    assert written == set(TYPES) - UNSAID - set(ALTERNATIVES)
 
 
 # An upstream has either a url or endpoints, and engine_slots stand with whichever it is: one of them is asked for.
 ALLOWED = {
-    UpstreamConfig: ["url", "endpoints", "resolve", "watch_engine_seconds", "aliases", "dialect"],
+    UpstreamConfig: [
+        *("url", "endpoints", "resolve", "credential", "credential_file", "ca_file"),
+        *("watch_engine_seconds", "aliases", "dialect"),
+    ],
     AdmissionConfig: ["engine_slots"],
+    AuthConfig: ["keys"],
+    KeyConfig: ["file", "credential"],
+    ServerConfig: ["tls"],
 }
 
 
@@ -252,7 +296,10 @@ def test_a_configuration_cannot_be_changed() -> None:
         (("server", "first_sign_seconds"), 0.0),
         (("server", "models_refresh_seconds"), 0.001),
         (("server", "max_body_bytes"), 1),
-        (("server", "max_body_bytes"), 2**63 - 1),
+        (("server", "body_memory_bytes"), 2**63 - 1),
+        (("server", "body_memory_bytes"), 67108864),
+        (("server", "header_timeout_seconds"), 0.001),
+        (("server", "body_min_bytes_per_second"), 1),
         (("upstreams", "reasoning", "admission", "queue_limit"), 0),
         (("upstreams", "reasoning", "admission", "cap"), 7),
         (("upstreams", "reasoning", "admission", "cap"), 1),
@@ -399,9 +446,42 @@ def test_aliases_are_names_for_models(value: Any, place: str, expected: str) -> 
     assert f"upstreams.reasoning.aliases{place}: {expected}" in faults_of(changed((*DIALECT[:2], "aliases"), value))
 
 
+@pytest.mark.parametrize("value", ["", "relative", "~/key", "/a\0b", 3, True, ["/a"], {}], ids=repr)
+@pytest.mark.parametrize("key", of_type(FilePath | None))
+def test_a_file_has_an_absolute_path(key: Key, value: Any) -> None:
+    """Which file is meant does not depend on where aiogw was started."""
+    expected = f"{'.'.join(key)}: expected the absolute path of a file, found "
+    assert any(fault.startswith(expected) for fault in faults_of(changed(key, value)))
+
+
+@pytest.mark.parametrize("value", ["", ".", "..", "a/b", "/a", "a\0", 3, True, ["a"], {}], ids=repr)
+@pytest.mark.parametrize("key", of_type(CredentialName | None))
+def test_a_credential_has_the_name_of_a_file(key: Key, value: Any) -> None:
+    """It names something in systemd's folder, and nothing outside of it."""
+    expected = f"{'.'.join(key)}: expected the name of a credential, as in LoadCredential=NAME:PATH, found "
+    assert any(fault.startswith(expected) for fault in faults_of(changed(key, value)))
+
+
+@pytest.mark.parametrize("value", ["*", "none", "", 3, True, {}], ids=repr)
+def test_a_holder_may_use_named_models_or_all(value: Any) -> None:
+    """All is said by its word, and no pattern is one."""
+    expected = 'auth.keys.reasoning.models: expected an array of names of models, or "all", found '
+    assert any(fault.startswith(expected) for fault in faults_of(changed((*HOLDER, "models"), value)))
+
+
+def test_no_keys_is_said() -> None:
+    """Without a word on keys nothing starts; with ``none`` there is no table of them."""
+    (fault,) = faults_of(changed(("auth",), ...))
+    assert fault == "auth: missing; it has no default"
+    assert config.loads(TEXT).auth.keys
+    assert load(changed(("auth",), {"mode": "none"})).auth == AuthConfig(mode="none")
+
+
 @pytest.mark.parametrize("value", ["INFO", "trace", "", 20, True, ["info"], {}], ids=repr)
 @pytest.mark.parametrize(
-    "key", [("server", "log_level"), ("server", "log_format"), (*DIALECT, "count_tokens")], ids=".".join
+    "key",
+    [("server", "log_level"), ("server", "log_format"), ("auth", "mode"), (*DIALECT, "count_tokens")],
+    ids=".".join,
 )
 def test_a_choice_names_what_there_is(key: Key, value: Any) -> None:
     """A word that is not on the list is refused together with the list."""
@@ -511,7 +591,7 @@ def test_an_unknown_key_is_refused_with_the_known_ones(key: Key, path: str) -> N
     ],
 )
 def test_an_upstreams_address_has_one_form(value: str, address: UpstreamAddress, shown: str | None) -> None:
-    """Case, trailing dots and slashes, and the default port do not matter; a path before /v1 is kept."""
+    """R67: case, trailing dots and slashes, and the default port do not matter; a path before /v1 is kept."""
     found = load(url(value)).upstreams["reasoning"].url
     assert address == found
     assert shown in (None, str(found))
@@ -715,6 +795,41 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
         "one address has one gate, so list all its models under one upstream",
     ),
     (
+        "keys-without-a-holder",
+        [(HOLDER[:2], ...)],
+        'auth.keys: expected at least one holder of a key, since auth.mode is "keys"',
+    ),
+    (
+        "holders-and-no-keys",
+        [(("auth", "mode"), "none")],
+        'auth.keys: only with auth.mode = "keys": nobody is asked for a key',
+    ),
+    (
+        "two-places-for-a-key",
+        [((*HOLDER, "credential"), "reasoning")],
+        "auth.keys.reasoning: expected one of file and credential, found both",
+    ),
+    (
+        "no-place-for-a-key",
+        [((*HOLDER, "file"), ...)],
+        "auth.keys.reasoning: expected one of file and credential, found none",
+    ),
+    (
+        "holder-of-no-model",
+        [((*HOLDER, "models"), ["claude-reasoning", "reasoning", "gpt"])],
+        'auth.keys.reasoning.models: no upstream serves "gpt"',
+    ),
+    (
+        "two-places-for-a-credential",
+        [((*DIALECT[:2], "credential"), "reasoning")],
+        "upstreams.reasoning.credential_file: there is a credential, too; expected one of them",
+    ),
+    (
+        "ca-without-tls",
+        [((*DIALECT[:2], "ca_file"), "/etc/aiogw/ca.pem")],
+        "upstreams.reasoning.ca_file: only for an https url",
+    ),
+    (
         "one-address-twice-among-endpoints",
         [
             *SEVERAL,
@@ -790,7 +905,14 @@ def test_values_that_do_not_go_together(changes: list[tuple[Key, Any]], expected
     assert [expected] == faults_of(changed(*changes[0], *changes[1:]))
 
 
-AT_ONCE = ("cap-is-all-slots", "retry-after-the-wrong-way-round", "one-address-twice", "admin-where-clients-are")
+AT_ONCE = (
+    "cap-is-all-slots",
+    "retry-after-the-wrong-way-round",
+    "one-address-twice",
+    "two-places-for-a-credential",
+    "ca-without-tls",
+    "admin-where-clients-are",
+)
 
 
 def test_several_endpoints() -> None:
@@ -832,10 +954,12 @@ def test_faults_of_all_kinds_come_at_once() -> None:
         "upstreams.reasoning.admission.cap",
         "upstreams.reasoning.admission.queue_limit",
         "upstreams.reasoning.admission.retry_after_min_seconds",
+        "upstreams.reasoning.credential_file",
+        "upstreams.reasoning.ca_file",
         "upstreams.embeddings.connect_timeout_seconds",
         "upstreams.embeddings.url",
     } == {fault.partition(":")[0] for fault in faults}
-    assert 9 == len(faults)
+    assert 11 == len(faults)
 
 
 @pytest.mark.parametrize(
@@ -915,7 +1039,8 @@ def test_what_is_not_toml(text: str) -> None:
 
 def test_an_empty_file_lacks_everything() -> None:
     """Without a line there is nothing to run with, and the tables that are missing are named."""
-    assert ["server: missing; it has no default", "upstreams: missing; it has no default"] == faults_of("")
+    tables = ("server", "auth", "upstreams")
+    assert [f"{table}: missing; it has no default" for table in tables] == faults_of("")
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_a_sentence_names_the_fields(error: GatewayError) -> None:
         "UpstreamUnavailable": {"retry_after_seconds"},
         # An estimate is told without its fractions.
         "QueueFull": {"estimated_seconds"},
+        "QueuePlacesTaken": {"estimated_seconds"},
         "QueueTimeout": {"estimated_seconds"},
         "QueueTooSlow": {"estimated_seconds"},
         # Its own words are passed on as they are.
@@ -70,16 +71,22 @@ def test_a_sentence_names_the_fields(error: GatewayError) -> None:
 
 
 DECIDED = {
+    "malformed_request": (400, False),
     "invalid_body": (400, False),
     "invalid_request": (400, False),
+    "invalid_api_key": (401, False),
     "model_not_found": (404, False),
     "not_found": (404, False),
     "method_not_allowed": (405, False),
+    "body_timeout": (408, False),
     "request_too_large": (413, False),
+    "unsupported_encoding": (415, False),
     "too_many_sequences": (422, False),
     "queue_full": (503, True),
+    "queue_places_taken": (503, True),
     "queue_timeout": (503, True),
     "queue_too_slow": (503, True),
+    "memory_full": (503, True),
     "draining": (503, True),
     "upstream_unavailable": (503, True),
     "upstream_timeout": (504, False),

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aiogw import __version__
 from aiogw.admission.readings import EndpointStatistics, GateStatistics
 from aiogw.enginewatch import EngineReading
+from aiogw.listener import ListenerStatistics
 from aiogw.metrics import Observer, Readings, StateCollector
 from aiogw.record import RequestRecord
 
@@ -50,6 +51,7 @@ class State:
 
     def __init__(self) -> None:
         self.readings = {"gated": GATED, "free": UNLIMITED}
+        self.body_bytes = 0
         self.draining = False
         self.reload_successful = True
         self.engines = {"gated": EngineReading(running_requests=6, waiting_requests=2, drift_requests=2)}
@@ -58,6 +60,9 @@ class State:
         return Readings(
             gates=self.readings,
             engines=self.engines,
+            listener=ListenerStatistics(connections=3, max_connections=100, refused_total={"limit": 5, "tls": 1}),
+            body_bytes=self.body_bytes,
+            body_limit_bytes=1000,
             draining=self.draining,
             reload_successful=self.reload_successful,
         )
@@ -110,12 +115,19 @@ GOLDEN = {
     "aiogw_grants_total": ("counter", {"upstream"}),
     "aiogw_refusals_total": ("counter", {"upstream", "reason"}),
     "aiogw_tokens_total": ("counter", {"upstream", "kind"}),
+    "aiogw_body_memory_bytes": ("gauge", set()),
+    "aiogw_body_memory_limit_bytes": ("gauge", set()),
+    "aiogw_header_timeouts_total": ("counter", set()),
+    "aiogw_malformed_requests_total": ("counter", set()),
     "aiogw_endpoint_up": ("gauge", {"upstream", "endpoint"}),
     "aiogw_endpoint_slots_in_use": ("gauge", {"upstream", "endpoint"}),
     "aiogw_engine_running_requests": ("gauge", {"upstream"}),
     "aiogw_engine_waiting_requests": ("gauge", {"upstream"}),
     "aiogw_engine_drift_requests": ("gauge", {"upstream"}),
     "aiogw_config_last_reload_successful": ("gauge", set()),
+    "aiogw_connections": ("gauge", set()),
+    "aiogw_connections_limit": ("gauge", set()),
+    "aiogw_connections_refused_total": ("counter", {"reason"}),
     "aiogw_draining": ("gauge", set()),
     "aiogw_build_info": ("gauge", {"version", "python"}),
 }
@@ -158,13 +170,17 @@ def test_gauges_are_the_state(state: State) -> None:
         of("aiogw_grants_total", "gated"): 1234,
         of("aiogw_refusals_total", "gated", "queue_full"): 7,
         of("aiogw_refusals_total", "gated", "queue_timeout"): 2,
+        of("aiogw_body_memory_bytes"): 0,
+        of("aiogw_body_memory_limit_bytes"): 1000,
         of("aiogw_draining"): 0,
     }
     assert expected == {name: found[name] for name in expected}
     assert 1 == found[of("aiogw_build_info", __version__, platform.python_version())]
     state.readings["gated"] = UNLIMITED
     state.draining = True
+    state.body_bytes = 7
     found = samples()
+    assert 7 == found[of("aiogw_body_memory_bytes")]
     assert (9, 1) == (found[of("aiogw_slots_in_use", "gated")], found[of("aiogw_draining")])
 
 

@@ -13,10 +13,20 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
+from aiogw.auth import Authenticator
+from aiogw.bodies import BodyBudget
 from aiogw.canonical import CanonicalRequest, Engine
 from aiogw.dialects import DIALECTS
 from aiogw.errors import ClientGone, QueueFull
-from aiogw.middleware import CALL, canonicalise, detect_dialect, keep_record, render_errors
+from aiogw.middleware import (
+    CALL,
+    BodyLimits,
+    authenticate,
+    canonicalise,
+    detect_dialect,
+    keep_record,
+    render_errors,
+)
 from aiogw.record import RequestRecord
 from aiogw.routing import Route, Routes
 
@@ -24,6 +34,7 @@ ROUTES = Routes(
     [Route(model="reasoning", upstream="reasoning", address="host:80", engine=Engine(model="reasoning"))], created=0
 )
 MAX_BODY_BYTES = 4096
+LIMITS = BodyLimits(max_bytes=MAX_BODY_BYTES, timeout_seconds=5, min_bytes_per_second=65536)
 BODY = {"model": "reasoning", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
 PATHS = {"openai": "/v1/chat/completions", "anthropic": "/llm/v1/messages"}
 FULL = QueueFull(upstream="reasoning", retry_after_seconds=9, cap=6, queue_limit=8)
@@ -39,6 +50,7 @@ class Pipeline:
         self.records: asyncio.Queue[RequestRecord] = asyncio.Queue()
         self.seen: list[CanonicalRequest] = []
         self.handle: Handle | None = None
+        self.budget = BodyBudget(limit_bytes=2 * MAX_BODY_BYTES)
 
     def application(self) -> web.Application:
         application = web.Application(
@@ -46,7 +58,8 @@ class Pipeline:
                 keep_record(self.records.put_nowait),
                 detect_dialect(DIALECTS),
                 render_errors,
-                canonicalise(routes=ROUTES, max_body_bytes=lambda: MAX_BODY_BYTES),
+                authenticate(Authenticator(None)),
+                canonicalise(routes=ROUTES, limits=lambda: LIMITS, budget=self.budget),
             ]
         )
         application.router.add_route("*", "/{path:.*}", self._behind)

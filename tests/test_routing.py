@@ -52,6 +52,18 @@ def test_a_name_that_is_not_equal_is_unknown(model: str) -> None:
         ROUTES.find_engine(model)
 
 
+def test_what_is_not_allowed_is_not_there() -> None:
+    """A model that somebody may not use is unknown to them, like one that does not exist, and not on their list."""
+    allowed = frozenset({"small", "nothing"})
+    assert ROUTES.find("small", allowed) == ROUTES.find("small")
+    assert [card.id for card in ROUTES.models_in(allowed)] == ["small"]
+    assert ROUTES.models_in(None) == ROUTES.models
+    for model in ("org/big", "nothing", "other"):
+        with pytest.raises(UnknownModel) as caught:
+            ROUTES.find_engine(model, allowed)
+        assert (caught.value.model, caught.value.known) == (model, ("small",))
+
+
 # -- aliases --------------------------------------------------------------------------------------------------------
 
 ALIAS = route("claude-big", of="org/big")

@@ -70,7 +70,7 @@ def test_any_bytes_cut_anywhere(data: st.DataObject) -> None:
 
 
 def test_an_event_that_is_not_complete_is_held_back_as_bytes() -> None:
-    """S40: a character whose bytes arrive in two reads is whole in its event."""
+    """R42, S40: a character whose bytes arrive in two reads is whole in its event."""
     splitter = EventSplitter(max_event_bytes=100)
     encoded = "data: 渐\n\n".encode()
     assert list(splitter.feed(encoded[:7])) == []

@@ -36,7 +36,7 @@ class Capacity:
             raise ValueError(f"cap is at least 1, not {cap}")
         self._most = cap
         self._slots = dict(endpoints)
-        self._used = {name: used for name, used in self._used.items() if used or name in endpoints}
+        self._used = {name: used for name, used in self._used.items() if used}
         for name in endpoints:
             self._used.setdefault(name, 0)
         bounds = [slots for slots in endpoints.values() if slots is not None]

@@ -1,4 +1,4 @@
-"""How long a newcomer would wait, from how long slots have been held; pure arithmetic over given numbers.
+"""How long a newcomer would wait, and when one that is refused should come back; pure arithmetic over given numbers.
 
 The clock is the caller's.  Nothing here may know why a slot was held.
 """
@@ -6,7 +6,8 @@ The clock is the caller's.  Nothing here may know why a slot was held.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Collection
 
 # So many ends make an estimate that may be the reason for refusing somebody.
 ENOUGH = 8  # mutant: a choice, which the tests read from here
@@ -14,40 +15,100 @@ ENOUGH = 8  # mutant: a choice, which the tests read from here
 # Enough to be steady, few enough to follow a change of load within a minute or two of a busy upstream.
 REMEMBERED = 64  # mutant: a choice, which the tests read from here
 
+# What a request is taken to need while nothing is known: with less, all who are refused after a start would come back
+# in the first second.
+UNKNOWN_SLOT_SECONDS = 1.0  # mutant: a choice, which the tests read from here
 
-class HoldTimes:
-    """The last ``REMEMBERED`` times for which a request held its slots, in seconds."""
+# A place in the queue goes to whoever comes first, so not every place is left for those who were told to come back.
+# scripts/bench retries: at three to four times no more of them find one, and a herd takes longer than a minute.
+PLACES_PER_RETURN = 2  # mutant: a choice, which the tests read from here
+
+# How much later than expected they are told to come: so many standard deviations of so many grants.
+DEVIATIONS = 2  # mutant: a choice, which the tests read from here
+
+
+class SlotTimes:
+    """How long slots have been busy for each request that ended, over the last ``REMEMBERED`` ends.
+
+    Busy time over ends is the mean work of a request, whatever the distribution of the times (the utilization law of
+    operational analysis: Denning and Buzen, ACM Computing Surveys 10(3), 1978).  What runs now counts with its age and
+    without an end, so the mean grows while an upstream hangs; and since what ran at the first of those ends counts from
+    then only, the ages of then and of now cancel out.
+    """
 
     def __init__(self) -> None:
-        self._held_seconds: deque[float] = deque(maxlen=REMEMBERED)
+        self._slots_in_use = 0
+        self._changed_at = 0.0  # mutant: no slot is in use before the first change
+        self._slot_seconds = 0.0  # mutant: only differences count
+        self._slot_seconds_at_ends = deque([self._slot_seconds], maxlen=REMEMBERED + 1)
 
     def __len__(self) -> int:
-        return len(self._held_seconds)
+        """The number of ends the mean rests on."""
+        return len(self._slot_seconds_at_ends) - 1
 
-    def observe(self, held_seconds: float) -> None:
-        self._held_seconds.append(held_seconds)  # mutant: at either end, the other one falls out
+    def take(self, slots: int, now: float) -> None:
+        self._pass_time(now)
+        self._slots_in_use += slots
 
-    def mean_seconds(self, ages_seconds: list[float]) -> float:
-        """The mean time a request holds its slots; ``ages_seconds`` are those of the requests that still hold some.
+    def free(self, slots: int, now: float, *, ended: bool) -> None:
+        """``ended`` False: given back by a request that has yet to be served."""
+        self._pass_time(now)
+        self._slots_in_use -= slots
+        if ended:
+            self._slot_seconds_at_ends.append(self._slot_seconds)
 
-        Running requests are observations cut off by the present (censored): they add time but no end.  So the mean
-        grows while an upstream hangs, instead of remembering better days.  This is the maximum-likelihood estimate for
-        exponential times; but a newcomer waits for those that run now, so it is never less than their mean age.  Before
-        anything has ended there is only what the oldest has taken so far.
+    def grant_interval_seconds(self, running_slot_seconds: Collection[float], now: float) -> float:
+        """Seconds from one grant to the next while somebody waits; 0.0 when no slot is in use.
+
+        ``running_slot_seconds``: what each of those that run has used so far.  All of them say that a request takes at
+        least as much as the newest has; before anything has ended, the oldest is all there is to know.
         """
-        if not self._held_seconds:
-            return max(ages_seconds, default=0.0)
-        mean_seconds = (math.fsum(self._held_seconds) + math.fsum(ages_seconds)) / len(self._held_seconds)
-        return max(mean_seconds, math.fsum(ages_seconds) / max(1, len(ages_seconds)))
+        if not running_slot_seconds:
+            return 0.0
+        self._pass_time(now)
+        if len(self) == 0:
+            mean_slot_seconds = max(UNKNOWN_SLOT_SECONDS, *running_slot_seconds)
+        else:
+            mean_slot_seconds = (self._slot_seconds - self._slot_seconds_at_ends[0]) / len(self)
+            mean_slot_seconds = max(mean_slot_seconds, min(running_slot_seconds))
+        return mean_slot_seconds / self._slots_in_use
+
+    def _pass_time(self, now: float) -> None:
+        self._slot_seconds += self._slots_in_use * (now - self._changed_at)
+        self._changed_at = now
 
 
-def wait_seconds(*, mean_held_seconds: float, running: int, ahead: int) -> float:
-    """Seconds until a request with ``ahead`` others before it is granted, while ``running`` requests free slots."""
-    if running == 0:
-        return 0.0
-    return mean_held_seconds * (ahead + 1) / running
+class Returns:
+    """When those who were refused have been told to come back, so that the next one is told a moment of its own.
 
+    Nobody is kept a place, and nobody is known again: this only spreads them as thinly as places will be free.
+    """
 
-def retry_after_seconds(seconds: float, *, minimum_seconds: int, maximum_seconds: int) -> int:
-    """``seconds`` as a whole number for ``Retry-After``, rounded up, within the configured bounds."""
-    return max(minimum_seconds, min(maximum_seconds, math.ceil(seconds)))
+    def __init__(self) -> None:
+        self._due: Counter[int] = Counter()
+
+    def retry_after_seconds(
+        self, now: float, *, ahead: int, grant_interval_seconds: float, minimum_seconds: int, maximum_seconds: int
+    ) -> int:
+        """The first whole second at which a place is likely: for ``Retry-After``, within the configured bounds.
+
+        By then the ``ahead`` who wait now are granted, and those who come back earlier have had their places.  The time
+        that so many grants take varies by about the root of their number.
+
+        Where that is beyond the maximum there is no right moment, and the least crowded one of the later half is told.
+        """
+        second = math.floor(now)
+        for past in [due for due in self._due if due <= second]:  # mutant: this second is not read either
+            del self._due[past]
+        earlier = 0
+        for seconds in range(1, maximum_seconds + 1):  # mutant: of this second, all are forgotten
+            earlier += self._due[second + seconds]
+            grants = ahead + 1 + PLACES_PER_RETURN * earlier
+            likely_seconds = grant_interval_seconds * (grants + DEVIATIONS * math.sqrt(grants))
+            if minimum_seconds <= seconds and likely_seconds <= seconds:
+                break
+        else:
+            later_half = range(maximum_seconds, max(minimum_seconds, maximum_seconds // 2) - 1, -1)
+            seconds = min(later_half, key=lambda one: self._due[second + one])
+        self._due[second + seconds] += 1
+        return seconds

@@ -1,7 +1,7 @@
-"""The gate: one queue per upstream, and what a queue cannot do for itself: call back, keep deadlines, drain.
+"""The gate of one upstream: its queue, and what a queue cannot do for itself: call back, keep deadlines, drain.
 
-``Gate.enter`` is the only door.  The gate knows upstreams by a key, requests by a weight and two callbacks, and nothing
-else of either.  It never awaits: every change happens inside one call, in one step of the loop.
+It knows an upstream by its name, a request by a weight, whose it is and two callbacks, and nothing else of either.  It
+never awaits: every change happens inside one call, in one step of the loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from aiogw.admission.capacity import ONE_ENDPOINT
-from aiogw.admission.estimate import ENOUGH, HoldTimes, retry_after_seconds, wait_seconds
+from aiogw.admission.estimate import ENOUGH, Returns, SlotTimes
 from aiogw.admission.queue import FairQueue, Ticket, TicketState
 from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
 from aiogw.errors import (
@@ -21,6 +21,7 @@ from aiogw.errors import (
     GatewayError,
     InternalFault,
     QueueFull,
+    QueuePlacesTaken,
     QueueTimeout,
     QueueTooSlow,
     TooManySequences,
@@ -63,8 +64,9 @@ class Admission(Ticket):
         entered_at: float,
         deadline: float,
         position: int,
+        holder: str | None,
     ) -> None:
-        super().__init__(weight=weight)
+        super().__init__(weight=weight, holder=holder)
         self._gate = gate
         self._granted = granted
         self._refused = refused
@@ -126,7 +128,8 @@ class UpstreamGate:
         )
         self._holding: set[Admission] = set()
         self._settling: set[Admission] = set()
-        self._hold_times = HoldTimes()
+        self._slot_times = SlotTimes()
+        self._returns = Returns()
         self._to_grant: deque[Admission] = deque()
         self._granting = False
         self._draining = False
@@ -136,9 +139,14 @@ class UpstreamGate:
         self._positions_at = float("-inf")
 
     def enter(
-        self, weight: int, granted: Callable[[Admission], None], refused: Callable[[GatewayError], None]
+        self,
+        weight: int,
+        granted: Callable[[Admission], None],
+        refused: Callable[[GatewayError], None],
+        holder: str | None = None,
+        places: int | None = None,
     ) -> Admission:
-        """See Gate.enter."""
+        """See ``door.Gate.enter``."""
         if self._draining:
             raise self._counted(self._draining_error())
         limits = self._limits
@@ -151,6 +159,7 @@ class UpstreamGate:
             entered_at=now,
             deadline=now + limits.queue_timeout_seconds if limits else float("inf"),
             position=self._queue.statistics().waiting,
+            holder=holder,
         )
         if limits is not None:
             if not self._queue.could_hold(admission):
@@ -165,11 +174,14 @@ class UpstreamGate:
                     cap=limits.cap,
                     queue_limit=limits.queue_limit,
                     estimated_seconds=estimated_seconds,
-                    retry_after_seconds=self._retry_after_seconds(estimated_seconds),
+                    retry_after_seconds=self._retry_after_seconds(),
                 )
             )
         if admission.state is TicketState.HOLDING:
             self._grant([admission])
+        elif places is not None and self._queue.waiting_of(holder) > places:
+            self._leave(admission)
+            raise self._counted(self._places_taken_error(places))
         else:
             admission.waited = True
             admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
@@ -182,7 +194,7 @@ class UpstreamGate:
         """
         statistics = self._queue.statistics()
         waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > limits.cap
-        if not waits or statistics.waiting >= limits.queue_limit or len(self._hold_times) < ENOUGH:
+        if not waits or statistics.waiting >= limits.queue_limit or len(self._slot_times) < ENOUGH:
             return
         estimated_seconds = self._newcomer_waits_seconds()
         if estimated_seconds > limits.queue_timeout_seconds:
@@ -191,7 +203,7 @@ class UpstreamGate:
                     upstream=self._upstream,
                     estimated_seconds=estimated_seconds,
                     queue_timeout_seconds=limits.queue_timeout_seconds,
-                    retry_after_seconds=self._retry_after_seconds(estimated_seconds),
+                    retry_after_seconds=self._retry_after_seconds(),
                 )
             )
 
@@ -233,10 +245,12 @@ class UpstreamGate:
 
     def estimated_wait_seconds(self, ahead: int) -> float:
         """The wait of a request with ``ahead`` others before it, from how long slots have been and are being held."""
+        return self._grant_interval_seconds() * (ahead + 1)
+
+    def _grant_interval_seconds(self) -> float:
         now = self._loop.time()
-        ages = [now - admission.granted_at for admission in self._holding if admission.granted_at is not None]
-        mean_held_seconds = self._hold_times.mean_seconds(ages)
-        return wait_seconds(mean_held_seconds=mean_held_seconds, running=len(self._holding), ahead=ahead)
+        running = [one.weight * (now - one.granted_at) for one in self._holding if one.granted_at is not None]
+        return self._slot_times.grant_interval_seconds(running, now)
 
     def _outlook(self, admission: Admission) -> Outlook:
         if admission.state is not TicketState.WAITING:
@@ -290,15 +304,16 @@ class UpstreamGate:
     def _free(self, admission: Admission) -> None:
         if admission in self._holding:
             self._holding.discard(admission)
-            assert admission.granted_at is not None
-            self._hold_times.observe(self._loop.time() - admission.granted_at)
+            self._slot_times.free(admission.weight, self._loop.time(), ended=True)
         self._grant(self._queue.leave(admission))
 
     def _put_back(self, admission: Admission) -> bool:
-        gone = admission in self._holding and admission.endpoint not in self._endpoints
+        at_work = admission in self._holding and admission not in self._settling
+        gone = at_work and admission.endpoint not in self._endpoints
         if not gone or self._draining or not self._queue.could_hold(admission):
             return False
         self._holding.discard(admission)
+        self._slot_times.free(admission.weight, self._loop.time(), ended=False)
         admission.granted_at = None
         admission.waited = True
         admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
@@ -335,6 +350,7 @@ class UpstreamGate:
         admission.granted_at = now
         self._grants_total += 1
         self._holding.add(admission)
+        self._slot_times.take(admission.weight, now)
         try:
             admission.grant()
         except Exception:
@@ -349,7 +365,7 @@ class UpstreamGate:
             upstream=self._upstream,
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
             estimated_seconds=estimated_seconds,
-            retry_after_seconds=self._retry_after_seconds(estimated_seconds),
+            retry_after_seconds=self._retry_after_seconds(),
         )
         self._refuse(admission, self._counted(error))
 
@@ -375,53 +391,24 @@ class UpstreamGate:
     def _newcomer_waits_seconds(self) -> float:
         return self.estimated_wait_seconds(self._queue.statistics().waiting)
 
-    def _retry_after_seconds(self, estimated_seconds: float) -> int:
+    def _retry_after_seconds(self) -> int:
         assert self._limits is not None
-        return retry_after_seconds(
-            estimated_seconds,
+        return self._returns.retry_after_seconds(
+            self._loop.time(),
+            ahead=self._queue.statistics().waiting,
+            grant_interval_seconds=self._grant_interval_seconds(),
             minimum_seconds=self._limits.retry_after_min_seconds,
             maximum_seconds=self._limits.retry_after_max_seconds,
         )
 
+    def _places_taken_error(self, places: int) -> QueuePlacesTaken:
+        estimated_seconds = self._newcomer_waits_seconds()
+        return QueuePlacesTaken(
+            upstream=self._upstream,
+            queue_places=places,
+            estimated_seconds=estimated_seconds,
+            retry_after_seconds=self._retry_after_seconds(),
+        )
+
     def _draining_error(self) -> Draining:
         return Draining(upstream=self._upstream, retry_after_seconds=DRAINING_RETRY_AFTER_SECONDS)
-
-
-class Gate:
-    """All the gates of one gateway, by the normalised address of their upstream.
-
-    The key is the address so that two names for one address cannot become two gates for the same slots.
-    """
-
-    def __init__(self, gates: Mapping[str, UpstreamGate]) -> None:
-        self._gates = dict(gates)
-        self._left: set[UpstreamGate] = set()
-
-    def replace(self, gates: Mapping[str, UpstreamGate]) -> None:
-        """From now on enter through ``gates``; who is in one that is not among them goes on undisturbed."""
-        gone = {*self._gates.values(), *self._left} - set(gates.values())
-        self._gates = dict(gates)
-        self._left = {gate for gate in gone if not gate.idle}
-
-    def enter(
-        self,
-        address: str,
-        weight: int,
-        *,
-        granted: Callable[[Admission], None],
-        refused: Callable[[GatewayError], None],
-    ) -> Admission:
-        """Ask for ``weight`` slots at ``address``.
-
-        ``granted`` is called with the admission once the slots are held, possibly before this returns; ``refused`` at
-        most once, when the wait ends without a grant, or when ``granted`` raised.  Both are called in the step in
-        which it happens.  Raises QueueFull, Draining or TooManySequences when there is nothing to wait for.
-        """
-        return self._gates[address].enter(weight, granted, refused)
-
-    def drain(self) -> None:
-        for gate in {*self._gates.values(), *self._left}:
-            gate.drain()
-
-    def statistics(self, address: str) -> GateStatistics:
-        return self._gates[address].statistics()

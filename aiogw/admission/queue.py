@@ -26,7 +26,7 @@ a limit has shrunk, what exceeds it is not taken away from anybody: nothing is g
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Generic, TypeVar
@@ -45,15 +45,17 @@ class TicketState(Enum):
 class Ticket:
     """A claim to ``weight`` slots; made by its owner, moved only by the queue it entered.
 
-    ``endpoint`` is where it has held its slots last, ``number`` its place in the order of entry.
+    ``holder`` is whose it is, None: nobody's in particular.  ``endpoint`` is where it has held its slots last,
+    ``number`` its place in the order of entry.
     """
 
-    __slots__ = ("endpoint", "number", "state", "weight")
+    __slots__ = ("endpoint", "holder", "number", "state", "weight")
 
-    def __init__(self, *, weight: int) -> None:
+    def __init__(self, *, weight: int, holder: str | None = None) -> None:
         if weight < 1:
             raise ValueError(f"a ticket claims at least one slot, not {weight}")
         self.weight = weight
+        self.holder = holder
         self.state = TicketState.WAITING
         self.endpoint = ""
         self.number = -1
@@ -86,6 +88,7 @@ class FairQueue(Generic[T]):
         self._numbers = itertools.count()
         # An ordered dict, not a deque: whoever leaves from the middle of a long queue is found at once.
         self._waiting: OrderedDict[T, None] = OrderedDict()
+        self._waiting_by_holder: Counter[str | None] = Counter()
 
     def __repr__(self) -> str:
         cap = "unlimited" if self._capacity.cap is None else self._capacity.cap
@@ -105,6 +108,7 @@ class FairQueue(Generic[T]):
             self._hold(ticket)
         elif len(self._waiting) < self._queue_limit:
             self._waiting[ticket] = None
+            self._waiting_by_holder[ticket.holder] += 1
         else:
             ticket.state = TicketState.LEFT
             return False
@@ -117,7 +121,7 @@ class FairQueue(Generic[T]):
         if ticket.state is TicketState.HOLDING:
             self._capacity.give_back(ticket.weight, ticket.endpoint)
         else:
-            del self._waiting[ticket]
+            self._no_longer_waits(ticket)
         ticket.state = TicketState.LEFT
         return self._advance()
 
@@ -146,6 +150,7 @@ class FairQueue(Generic[T]):
         for other in (ticket, *reversed(before)):
             self._waiting[other] = None
             self._waiting.move_to_end(other, last=False)
+        self._waiting_by_holder[ticket.holder] += 1
         return self._advance()
 
     @property
@@ -170,6 +175,10 @@ class FairQueue(Generic[T]):
         """The waiting tickets, the head first."""
         return iter(self._waiting)
 
+    def waiting_of(self, holder: str | None) -> int:
+        """How many of one holder's tickets wait."""
+        return self._waiting_by_holder[holder]
+
     def newest_first(self) -> Iterator[T]:
         """The waiting tickets from the end of the queue, the order in which all can leave without one being granted."""
         return reversed(self._waiting)
@@ -182,6 +191,12 @@ class FairQueue(Generic[T]):
             waiting=len(self._waiting),
         )
 
+    def _no_longer_waits(self, ticket: T) -> None:
+        del self._waiting[ticket]
+        self._waiting_by_holder[ticket.holder] -= 1
+        if not self._waiting_by_holder[ticket.holder]:
+            del self._waiting_by_holder[ticket.holder]
+
     def _hold(self, ticket: T) -> None:
         ticket.endpoint = self._capacity.take(ticket.weight)
         ticket.state = TicketState.HOLDING
@@ -189,7 +204,7 @@ class FairQueue(Generic[T]):
     def _advance(self) -> list[T]:
         granted: list[T] = []
         while (ticket := self.head) is not None and self._capacity.fits(ticket.weight):
-            del self._waiting[ticket]
+            self._no_longer_waits(ticket)
             self._hold(ticket)
             granted.append(ticket)
         return granted

@@ -17,11 +17,13 @@ from cattrs.errors import BaseValidationError
 from cattrs.gen import make_dict_structure_fn
 
 from aiogw.canonical import Engine
-from aiogw.config.faults import cross_faults, value_faults
+from aiogw.config.faults import cross_faults, dotted, value_faults
 from aiogw.config.values import (
     Aliases,
     Count,
+    CredentialName,
     Fault,
+    FilePath,
     ListenAddress,
     Members,
     Names,
@@ -37,20 +39,25 @@ from aiogw.config.values import (
 
 __all__ = [
     "AdmissionConfig",
+    "AuthConfig",
     "Config",
     "ConfigError",
     "DialectConfig",
     "EndpointConfig",
+    "KeyConfig",
     "ListenAddress",
     "ServerConfig",
+    "TlsConfig",
     "UpstreamAddress",
     "UpstreamConfig",
+    "dotted",
     "dumps",
     "load",
     "loads",
 ]
 
 Unlimited = Literal["unlimited"]
+All = Literal["all"]
 
 _engine = Engine(model="")
 
@@ -64,10 +71,24 @@ class ConfigError(Exception):
 
 
 @frozen(kw_only=True)
+class TlsConfig:
+    """PEM files: the certificate with those that lead to its authority, and its key."""
+
+    certificate: Text
+    key: Text
+
+
+@frozen(kw_only=True)
 class ServerConfig:
     listen: ListenAddress
     admin_listen: ListenAddress
+    max_connections: Positive
+    header_timeout_seconds: Seconds
+    keepalive_timeout_seconds: Seconds
+    body_timeout_seconds: Seconds
+    body_min_bytes_per_second: Positive
     max_body_bytes: Positive
+    body_memory_bytes: Positive
     response_buffer_bytes: Positive
     client_stall_timeout_seconds: Seconds
     drain_timeout_seconds: Seconds
@@ -76,6 +97,23 @@ class ServerConfig:
     models_refresh_seconds: SecondsOrNever
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["text", "json"]
+    tls: TlsConfig | None = None
+
+
+@frozen(kw_only=True)
+class KeyConfig:
+    """Where one holder's key is, exactly one of ``file`` and ``credential``, and what it is good for."""
+
+    file: FilePath | None = None
+    credential: CredentialName | None = None
+    models: Names | All
+    queue_places: Count
+
+
+@frozen(kw_only=True)
+class AuthConfig:
+    mode: Literal["none", "keys"]
+    keys: Mapping[Text, KeyConfig] = field(factory=dict)
 
 
 @frozen(kw_only=True)
@@ -135,6 +173,9 @@ class UpstreamConfig:
     first_byte_timeout_seconds: Seconds
     idle_timeout_seconds: Seconds
     admission: AdmissionConfig | Unlimited
+    credential: CredentialName | None = None
+    credential_file: FilePath | None = None
+    ca_file: FilePath | None = None
     watch_engine_seconds: SecondsOrNever = field(factory=lambda: SecondsOrNever(0))
     aliases: Aliases = field(factory=lambda: Aliases({}))
     dialect: DialectConfig = field(factory=DialectConfig)
@@ -142,12 +183,21 @@ class UpstreamConfig:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Its addresses in normal form, which no other upstream has."""
-        return tuple(one.url.key for one in self.endpoints) if self.endpoints else (self.url.key,) if self.url else ()
+        return tuple(url.key for url in self._urls)
+
+    @property
+    def speaks_tls(self) -> bool:
+        return any(url.scheme == "https" for url in self._urls)
+
+    @property
+    def _urls(self) -> tuple[UpstreamAddress, ...]:
+        return tuple(one.url for one in self.endpoints) if self.endpoints else (self.url,) if self.url else ()
 
 
 @frozen(kw_only=True)
 class Config:
     server: ServerConfig
+    auth: AuthConfig
     upstreams: Mapping[str, UpstreamConfig]
 
 
@@ -229,9 +279,35 @@ def _admission(value: Any, _type: Any) -> AdmissionConfig | Unlimited:
     return _converter.structure(value, AdmissionConfig)
 
 
+def _keys(value: Any, _type: Any) -> dict[Text, KeyConfig]:
+    if not isinstance(value, dict):
+        raise Fault(f"expected a table, found {shown(value)}")
+    return _converter.structure(value, dict[Text, KeyConfig])
+
+
+def _allowed_models(value: Any, _type: Any) -> Names | All:
+    if value == "all":
+        return "all"
+    if not isinstance(value, list):
+        raise Fault(f'expected an array of names of models, or "all", found {shown(value)}')
+    return _converter.structure(value, Names)
+
+
 _converter = value_converter()
 _converter.register_structure_hook_func(lambda type_: type_ == AdmissionConfig | Unlimited, _admission)
+_converter.register_structure_hook_func(lambda type_: type_ == Names | All, _allowed_models)
+_converter.register_structure_hook_func(lambda type_: type_ == Mapping[Text, KeyConfig], _keys)
 _converter.register_structure_hook_func(lambda type_: type_ == Mapping[str, UpstreamConfig], _upstreams)
 _converter.register_structure_hook(Endpoints, _endpoints)
-for _class in (AdmissionConfig, DialectConfig, EndpointConfig, UpstreamConfig, ServerConfig, Config):
+for _class in (
+    AdmissionConfig,
+    AuthConfig,
+    DialectConfig,
+    EndpointConfig,
+    KeyConfig,
+    UpstreamConfig,
+    TlsConfig,
+    ServerConfig,
+    Config,
+):
     _converter.register_structure_hook(_class, _table(_class))

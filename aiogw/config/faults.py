@@ -26,7 +26,7 @@ def value_faults(error: BaseException, path: str) -> Iterator[str]:
     elif isinstance(error, ForbiddenExtraKeysError):
         known = ", ".join(one.name for one in fields(error.cl))
         for key in sorted(error.extra_fields):
-            yield f"{_dotted(path, key)}: unknown key; known here: {known}"
+            yield f"{dotted(path, key)}: unknown key; known here: {known}"
     elif isinstance(error, KeyError):
         yield f"{path.lstrip('.')}: missing; it has no default"
     else:
@@ -42,7 +42,8 @@ def _step(error: BaseException) -> str:
     return ""
 
 
-def _dotted(path: str, key: str) -> str:
+def dotted(path: str, key: str) -> str:
+    """The full path of ``key`` in the table at ``path``."""
     return f"{path}.{_key(key)}".lstrip(".")
 
 
@@ -91,14 +92,47 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[str]:
             address_owner.setdefault(key, f"{path}.{where}")
         yield from _endpoint_faults(path, table)
         yield from _admission_faults(f"{path}.admission", table)
+        yield from _upstream_file_faults(path, table)
+    auth = raw.get("auth")
+    if isinstance(auth, dict):
+        all_known = all(isinstance(table, dict) and _are_names(table.get("models")) for table in tables.values())
+        yield from _auth_faults(auth, model_owner if all_known else None)
     server = raw.get("server")
     if isinstance(server, dict):
         yield from _listen_faults(server)
+        yield from _memory_faults(server)
 
 
 def _are_names(models: Any) -> bool:
     """Whether the list is one: if not, that is the fault to tell, and not what follows from it."""
     return isinstance(models, list) and all(isinstance(model, str) for model in models)
+
+
+def _upstream_file_faults(path: str, table: Mapping[str, Any]) -> Iterator[str]:
+    if "credential" in table and "credential_file" in table:
+        yield f"{path}.credential_file: there is a credential, too; expected one of them"
+    urls = [url for _, url in _urls(table) if isinstance(url, str)]
+    if "ca_file" in table and urls and not any(url.lower().startswith("https:") for url in urls):
+        yield f"{path}.ca_file: only for an https url"
+
+
+def _auth_faults(auth: Mapping[str, Any], served: Mapping[str, str] | None) -> Iterator[str]:
+    mode, keys = auth.get("mode"), auth.get("keys", {})
+    if mode == "keys" and not keys:
+        yield 'auth.keys: expected at least one holder of a key, since auth.mode is "keys"'
+    if mode == "none" and keys:
+        yield 'auth.keys: only with auth.mode = "keys": nobody is asked for a key'
+    for name, table in keys.items() if isinstance(keys, dict) else ():
+        if not isinstance(table, dict):
+            continue
+        path = dotted("auth.keys", name)
+        if ("file" in table) == ("credential" in table):
+            yield f"{path}: expected one of file and credential, found {'both' if 'file' in table else 'none'}"
+        models = table.get("models")
+        if served is not None and isinstance(models, list) and _are_names(models):
+            for model in models:
+                if model and model not in served:
+                    yield f"{path}.models: no upstream serves {toml(model)}"
 
 
 def _listen_faults(server: Mapping[str, Any]) -> Iterator[str]:
@@ -109,6 +143,12 @@ def _listen_faults(server: Mapping[str, Any]) -> Iterator[str]:
     # Port 0 asks the kernel for a free port each time, so two of them are two places.
     if listen == admin_listen and listen.port != 0:
         yield "server.admin_listen: the same address as server.listen"
+
+
+def _memory_faults(server: Mapping[str, Any]) -> Iterator[str]:
+    largest, all_together = server.get("max_body_bytes"), server.get("body_memory_bytes")
+    if type(largest) is int and type(all_together) is int and all_together < largest:
+        yield f"server.body_memory_bytes: expected at least max_body_bytes ({largest}), found {shown(all_together)}"
 
 
 def _urls(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -34,6 +34,10 @@ Members = NewType("Members", dict[str, Any])
 """Members of a JSON object, as a TOML table."""
 Aliases = NewType("Aliases", dict[str, str])
 """Names for clients to use, each with the model it stands for."""
+FilePath = NewType("FilePath", str)
+"""The absolute path of a file."""
+CredentialName = NewType("CredentialName", str)
+"""The name of a credential of systemd, which is that of a file in a folder that systemd makes."""
 
 
 @frozen(kw_only=True)
@@ -131,6 +135,18 @@ def _seconds_or_never(value: Any, type_: Any) -> float:
 def _text(value: Any, _type: Any = None) -> str:
     if not isinstance(value, str) or not value:
         raise Fault(f"expected a string that is not empty, found {shown(value)}")
+    return value
+
+
+def _file_path(value: Any, _type: Any) -> str:
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        raise Fault(f"expected the absolute path of a file, found {shown(value)}")
+    return value
+
+
+def _credential_name(value: Any, _type: Any) -> str:
+    if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
+        raise Fault(f"expected the name of a credential, as in LoadCredential=NAME:PATH, found {shown(value)}")
     return value
 
 
@@ -263,6 +279,8 @@ def value_converter() -> cattrs.Converter:
     converter.register_structure_hook(Names, lambda v, _: tuple(converter.structure(_not_empty(v), list[Text])))
     converter.register_structure_hook(Members, _members)
     converter.register_structure_hook(Aliases, lambda v, _: converter.structure(_alias_table(v), dict[Text, Text]))
+    converter.register_structure_hook(FilePath, _file_path)
+    converter.register_structure_hook(CredentialName, _credential_name)
     converter.register_structure_hook(bool, _boolean)
     converter.register_structure_hook(ListenAddress, listen_address)
     converter.register_structure_hook(UpstreamAddress, upstream_address)

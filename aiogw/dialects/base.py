@@ -13,7 +13,7 @@ import msgspec
 from attrs import frozen
 
 from aiogw.canonical import CanonicalRequest, Document, Engine, ModelCard, Operation, ResponseHead, TokenUsage
-from aiogw.errors import GatewayError, MethodNotAllowed, QueueRefusal, UpstreamStatus
+from aiogw.errors import GatewayError, InvalidKey, MethodNotAllowed, QueueRefusal, UpstreamStatus
 
 FindEngine = Callable[[str], Engine]
 """The engine behind a model name as clients know it; raises UnknownModel."""
@@ -138,7 +138,7 @@ def encode_body(document: Any) -> bytes:
 
 
 def error_headers(error: GatewayError) -> tuple[tuple[str, str], ...]:
-    """The headers every surface sends with an error: when to come back, whether to, and which methods there are."""
+    """The headers every surface sends with an error: when to come back, whether to, and what would have been right."""
     headers = []
     if error.retry_after is not None:
         headers.append(("retry-after", str(error.retry_after)))
@@ -146,6 +146,8 @@ def error_headers(error: GatewayError) -> tuple[tuple[str, str], ...]:
         headers.append(("x-should-retry", "true" if error.should_retry else "false"))
     if isinstance(error, QueueRefusal) and error.estimated_seconds is not None:
         headers.append(("x-aiogw-queue-estimate-seconds", f"{error.estimated_seconds:.1f}"))
+    if isinstance(error, InvalidKey):
+        headers.append(("www-authenticate", "Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append(("allow", ", ".join(error.allowed)))
     return tuple(headers)

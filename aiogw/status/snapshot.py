@@ -158,7 +158,7 @@ def _origin(record: RequestRecord) -> Document:
     """Whose it is and what it asks for."""
     return _without_none(
         id=record.request_id,
-        key=getattr(record, "key", None),
+        key=record.key,
         surface=record.surface,
         model=record.model,
     )

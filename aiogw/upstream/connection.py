@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 from typing import Any, Protocol, cast
 
@@ -23,6 +24,9 @@ from aiogw.errors import UpstreamBroken, UpstreamFault, UpstreamTimeout
 # The head of a response, status line and fields together.  vLLM's are about 200 bytes; 64 KiB is what curl allows one
 # field.  It bounds what a broken upstream can make us hold before we know what it is saying.
 MAX_HEAD_BYTES = 65536
+
+# For a time-out that is due while bytes lie unread: long enough for the loop to read them, whatever else it has to do.
+UNREAD_GRACE_SECONDS = 0.05
 
 HOP_BY_HOP = frozenset(
     {
@@ -85,8 +89,10 @@ class Connection(asyncio.Protocol):
         self._parser: Any = None
         self._exchange: Exchange | None = None
         self._deadline = 0.0
+        self._untaken = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reading_paused = False
+        self._overdue = False
         self.used = False
         self.idle_since = 0.0
         self._reset()
@@ -120,6 +126,7 @@ class Connection(asyncio.Protocol):
         self._reset()
         # One system call for both, without joining a body of many megabytes to its head.
         self._transport.writelines((head, body))
+        self._untaken = self._transport.get_write_buffer_size()
         self._deadline = self._loop.time() + self._first_byte_timeout_seconds
         self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
@@ -322,6 +329,7 @@ class Connection(asyncio.Protocol):
 
     def _end_exchange(self) -> None:
         self._exchange = None
+        self._overdue = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -335,8 +343,19 @@ class Connection(asyncio.Protocol):
         """The deadline moves with every read; the timer only catches up with it, once per period."""
         if self._reading_paused:
             self._deadline = self._loop.time() + self._idle_timeout_seconds
+        untaken = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if untaken < self._untaken and not self._body_begun:
+            # A large request is still on its way, and nothing can be answered yet: only who takes none of it is silent.
+            self._untaken = untaken
+            self._deadline = self._loop.time() + self._first_byte_timeout_seconds
         if self._loop.time() < self._deadline:
+            self._overdue = False
             self._rearm()
+            return
+        if not self._overdue and self._unread():
+            # After a stall of this process libuv runs the timers before it reads: the silence may have been our own.
+            self._overdue = True
+            self._timer = self._loop.call_later(UNREAD_GRACE_SECONDS, self._check_deadline)
             return
         first = not self._body_begun
         error = UpstreamTimeout(
@@ -346,3 +365,12 @@ class Connection(asyncio.Protocol):
         )
         self._close()
         self._fail(error, untouched=False)
+
+    def _unread(self) -> bool:
+        """Whether the kernel has something, bytes or an end, that the loop has not come to read."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLIN)
+        return bool(poll.poll(0))

@@ -10,8 +10,9 @@ import logging
 import os
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import field, frozen
 
@@ -25,13 +26,17 @@ log = logging.getLogger(__name__)
 # die under the request sent on it.
 MAX_IDLE_SECONDS = 4.0
 
+# So long an address is tried while its name has others (RFC 8305, section 5).
+ATTEMPT_SECONDS = 0.25
+
 
 @frozen(kw_only=True)
 class Target:
     """Where an upstream listens: ``host`` and ``port``, or, where it is given, the ``path`` of a Unix socket.
 
     ``address`` is the one of the host's to connect to, None: the first that takes it.  ``authority`` is sent as
-    ``Host``; ``prefix`` comes before every path; ``ssl_context`` None: plain HTTP.
+    ``Host``; ``prefix`` comes before every path; ``ssl_context`` None: plain HTTP.  ``credential`` is the gateway's
+    own, sent as a bearer token; None: none is sent.
     """
 
     host: str
@@ -41,6 +46,7 @@ class Target:
     prefix: str
     address: str | None = None
     ssl_context: ssl.SSLContext | None = field(repr=False)
+    credential: str | None = field(repr=False)
 
 
 class ResponseListener(Protocol):
@@ -141,8 +147,8 @@ class UpstreamCall:
 def request_fields(headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
     """The fields of a request, made beforehand so that a grant has next to nothing left to do but write.
 
-    ``headers`` are end-to-end fields; Host is the pool's to say, Content-Length and Accept-Encoding are written here.
-    An encoding is never asked for, because nobody could look into a compressed event stream.
+    ``headers`` are end-to-end fields; Host and a credential are the pool's to say, Content-Length and Accept-Encoding
+    are written here.  An encoding is never asked for, because nobody could look into a compressed event stream.
     """
     fields = "".join(f"{name}: {value}\r\n" for name, value in headers)
     text = f"{fields}accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -174,7 +180,8 @@ class UpstreamPool:
         self._idle: list[Connection] = []
         self._closed = False
         self._reachable = True
-        self._start = f" HTTP/1.1\r\nhost: {target.authority}\r\n".encode()
+        credential = "" if target.credential is None else f"authorization: Bearer {target.credential}\r\n"
+        self._start = f" HTTP/1.1\r\nhost: {target.authority}\r\n{credential}".encode()
 
     def send(
         self,
@@ -250,21 +257,18 @@ class UpstreamPool:
         """
         loop = asyncio.get_running_loop()
         target = self._target
-        failure: OSError | None = None
-        for *_, address in await loop.getaddrinfo(target.address or target.host, target.port, type=socket.SOCK_STREAM):
-            try:
-                await loop.create_connection(
-                    lambda: connection,
-                    str(address[0]),
-                    target.port,
-                    ssl=target.ssl_context,
-                    server_hostname=target.host if target.ssl_context is not None else None,
-                )
-            except OSError as error:
-                failure = error
-            else:
-                return
-        raise failure or OSError("the name has no address")
+        found = await loop.getaddrinfo(target.address or target.host, target.port, type=socket.SOCK_STREAM)
+        sock = await _reach(deque((family, address) for family, _, _, _, address in found))
+        try:
+            await loop.create_connection(
+                lambda: connection,
+                sock=sock,
+                ssl=target.ssl_context,
+                server_hostname=target.host if target.ssl_context is not None else None,
+            )
+        except BaseException:
+            sock.close()  # nobody else's before there is a transport
+            raise
 
     def connection_idle(self, connection: Connection) -> None:
         if self._closed:
@@ -287,6 +291,34 @@ class UpstreamPool:
         self._reachable = False
         log.log(level, "cannot connect to the upstream %s at %s: %s", self._upstream, self._where, reason)
         return UpstreamUnavailable(upstream=self._upstream, reason=reason)
+
+
+async def _reach(addresses: deque[tuple[int, Any]]) -> socket.socket:
+    """A socket that is connected to one of the addresses, in their order; raises OSError.
+
+    One that neither takes nor refuses the connection goes to the end of the line while there are others.
+    """
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    while addresses:
+        family, address = addresses.popleft()
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS if addresses else None) as attempt:
+                await loop.sock_connect(sock, address)
+        except OSError as error:
+            sock.close()
+            if attempt.expired():
+                addresses.append((family, address))
+            else:
+                failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure or OSError("the name has no address")
 
 
 def _reason(error: OSError) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
@@ -36,6 +36,10 @@ _COMPARE: dict[str, Callable[..., bool]] = {"<=": operator.le, ">=": operator.ge
 
 def at_most(bound: float, *, issue: int) -> Goal:
     return Goal(sign="<=", bound=bound, of_ratio=False, issue=issue)
+
+
+def at_least(bound: float, *, issue: int) -> Goal:
+    return Goal(sign=">=", bound=bound, of_ratio=False, issue=issue)
 
 
 def exactly(bound: int | str, *, issue: int) -> Goal:
@@ -121,3 +125,17 @@ def quantile(values: Sequence[float], share: float) -> float:
     if not values:
         raise ValueError("nothing was observed")
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def of_programs(name: str, unit: str, clock: str, values: Mapping[str, Value], *goals: Goal) -> Figure:
+    """A row with the value of each program by its name."""
+    return Figure(name=name, unit=unit, clock=clock, aiogw=values["aiogw"], haproxy=values.get("HAProxy"), goals=goals)
+
+
+def p50_and_p99(name: str, unit: str, samples: Mapping[str, list[float]], *goals_of_p99: Goal) -> list[Figure]:
+    return [
+        of_programs(f"{name}, p50", unit, "wall", {key: quantile(each, 0.5) for key, each in samples.items()}),
+        of_programs(
+            f"{name}, p99", unit, "wall", {key: quantile(each, 0.99) for key, each in samples.items()}, *goals_of_p99
+        ),
+    ]

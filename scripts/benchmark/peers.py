@@ -41,7 +41,7 @@ defaults
     timeout client 60s
     timeout connect 5s
     timeout server 60s
-    timeout queue 60s
+    timeout queue {queue_timeout_ms:.0f}ms
     option abortonclose
     option http-keep-alive
     # Without this it holds the events of a stream back, to send several at once.
@@ -84,6 +84,7 @@ class Setting:
 
     cap: int
     queue_limit: int
+    queue_timeout_seconds: float
     upstream_port: int
     directory: Path
 
@@ -118,7 +119,7 @@ async def gateway(setting: Setting) -> AsyncIterator[Program]:
         "engine_slots": setting.cap + 1,
         "cap": setting.cap,
         "queue_limit": setting.queue_limit,
-        "queue_timeout_seconds": 60,
+        "queue_timeout_seconds": setting.queue_timeout_seconds,
     }
     config["upstreams"] = {"reasoning": upstream}
     path, log = setting.directory / "gateway.toml", setting.directory / "gateway.log"
@@ -134,7 +135,11 @@ async def haproxy(setting: Setting) -> AsyncIterator[Program]:
     path, log = setting.directory / "haproxy.cfg", setting.directory / "haproxy.log"
     path.write_text(
         HAPROXY_CONFIG.format(
-            port=port, cap=setting.cap, queue_limit=setting.queue_limit, upstream_port=setting.upstream_port
+            port=port,
+            cap=setting.cap,
+            queue_limit=setting.queue_limit,
+            queue_timeout_ms=setting.queue_timeout_seconds * 1000,
+            upstream_port=setting.upstream_port,
         )
     )
     program = shutil.which("haproxy", path=PROGRAM_PATH)

@@ -17,6 +17,8 @@ from benchmark.peers import Program, Setting, gateway, haproxy
 # Each figure is taken in so many legs, the programs in turn, so that a busy moment does not hit one of them alone.
 LEGS = 2
 WARM_UP_REQUESTS = 50
+# Longer than anybody waits where the time-out itself is not what is measured.
+QUEUE_TIMEOUT_SECONDS = 60
 # How long a load runs before a window begins: connections are made, the queue has filled.
 RAMP_SECONDS = 0.4
 # How long requests that were left behind may take to end before the next measurement.
@@ -104,8 +106,14 @@ class Bench:
         """The surfaces to ask ``program`` in: what was asked for, of what it speaks."""
         return tuple(name for name in self.surfaces if name in program.speaks) or program.speaks
 
-    def setting(self, *, cap: int, queue_limit: int) -> Setting:
-        return Setting(cap=cap, queue_limit=queue_limit, upstream_port=self.stub.program.port, directory=self.directory)
+    def setting(self, *, cap: int, queue_limit: int, queue_timeout_seconds: float = QUEUE_TIMEOUT_SECONDS) -> Setting:
+        return Setting(
+            cap=cap,
+            queue_limit=queue_limit,
+            queue_timeout_seconds=queue_timeout_seconds,
+            upstream_port=self.stub.program.port,
+            directory=self.directory,
+        )
 
     @asynccontextmanager
     async def programs(self, *, cap: int, queue_limit: int) -> AsyncIterator[list[Program]]:

@@ -17,13 +17,15 @@ from benchmark.codecs import codecs
 from benchmark.figures import (
     Figure,
     Goal,
-    Value,
     at_most,
     exactly,
+    of_programs,
+    p50_and_p99,
     quantile,
     ratio_at_least,
     ratio_at_most,
 )
+from benchmark.keys import keys
 from benchmark.load import (
     Answer,
     ClientConnection,
@@ -36,7 +38,9 @@ from benchmark.load import (
     request,
 )
 from benchmark.peers import Program, gateway, haproxy
+from benchmark.retries import retries
 from benchmark.rig import RAMP_SECONDS, Bench, Window
+from benchmark.waiting import WAITING
 
 CAP = 6
 MOUNTS = {"openai": "/v1", "anthropic": "/llm"}
@@ -60,22 +64,8 @@ def _samples() -> Samples:
     return defaultdict(list)
 
 
-def _figure(name: str, unit: str, clock: str, values: Mapping[str, Value], *goals: Goal) -> Figure:
-    """A row with the value of each program by its name."""
-    return Figure(name=name, unit=unit, clock=clock, aiogw=values["aiogw"], haproxy=values.get("HAProxy"), goals=goals)
-
-
-def _p50_and_p99(name: str, unit: str, samples: Mapping[str, list[float]], *goals_of_p99: Goal) -> list[Figure]:
-    return [
-        _figure(f"{name}, p50", unit, "wall", {key: quantile(each, 0.5) for key, each in samples.items()}),
-        _figure(
-            f"{name}, p99", unit, "wall", {key: quantile(each, 0.99) for key, each in samples.items()}, *goals_of_p99
-        ),
-    ]
-
-
 def _cpu_per_request(name: str, windows: Mapping[str, Window], *goals: Goal) -> Figure:
-    return _figure(name, "µs", "cpu", {key: each.cpu_us_per_request for key, each in windows.items()}, *goals)
+    return of_programs(name, "µs", "cpu", {key: each.cpu_us_per_request for key, each in windows.items()}, *goals)
 
 
 # -- the slots ------------------------------------------------------------------------------------------------------
@@ -100,8 +90,8 @@ async def gate(bench: Bench) -> list[Figure]:
             used = {name: each.slot_seconds / (CAP * each.seconds) for name, each in windows.items()}
             most = {name: each.max_in_flight for name, each in windows.items()}
             figures += [
-                _figure(f"gate: slot utilisation, {hold_ms} ms requests", "", "wall", used, *goals),
-                _figure(f"gate: most in flight, {hold_ms} ms requests", "", "count", most, exactly(CAP, issue=2)),
+                of_programs(f"gate: slot utilisation, {hold_ms} ms requests", "", "wall", used, *goals),
+                of_programs(f"gate: most in flight, {hold_ms} ms requests", "", "count", most, exactly(CAP, issue=2)),
                 _cpu_per_request(f"gate: CPU per request, {hold_ms} ms requests", windows),
             ]
     return figures
@@ -129,8 +119,8 @@ async def order(bench: Bench) -> list[Figure]:
             reached[program.name] += len(seen)
             inversions[program.name] += sum(later < earlier for earlier, later in pairwise(seen))
     return [
-        _figure("order: inversions", "", "count", inversions, exactly(0, issue=2)),
-        _figure("order: requests that reached the upstream", "", "count", reached),
+        of_programs("order: inversions", "", "count", inversions, exactly(0, issue=2)),
+        of_programs("order: requests that reached the upstream", "", "count", reached),
     ]
 
 
@@ -148,9 +138,9 @@ async def cancel(bench: Bench) -> list[Figure]:
             bench.progress(f"the slots afterwards, {program.name}")
             usable[program.name] = await _slots_usable(bench, program)
     return [
-        _figure("cancel: reached the upstream after leaving the queue", "", "count", reached, exactly(0, issue=2)),
-        *_p50_and_p99("cancel: abort of a stream seen upstream", "ms", aborts_ms, at_most(5, issue=2)),
-        _figure("cancel: slots usable afterwards", "", "count", usable, exactly(CAP, issue=2)),
+        of_programs("cancel: reached the upstream after leaving the queue", "", "count", reached, exactly(0, issue=2)),
+        *p50_and_p99("cancel: abort of a stream seen upstream", "ms", aborts_ms, at_most(5, issue=2)),
+        of_programs("cancel: slots usable afterwards", "", "count", usable, exactly(CAP, issue=2)),
     ]
 
 
@@ -218,9 +208,9 @@ async def full(bench: Bench) -> list[Figure]:
     answered = {name: " | ".join(sorted(each)) for name, each in statuses.items()}
     with_header = {name: " | ".join(sorted(each)) for name, each in told.items()}
     return [
-        _figure("full: answers to 40 at once", "", "count", answered, exactly("14x200 26x503", issue=2)),
-        _figure("full: refusals with Retry-After", "", "count", with_header, exactly("26/26", issue=2)),
-        *_p50_and_p99("full: refusal, connecting included", "ms", refusals_ms, at_most(15, issue=2)),
+        of_programs("full: answers to 40 at once", "", "count", answered, exactly("14x200 26x503", issue=2)),
+        of_programs("full: refusals with Retry-After", "", "count", with_header, exactly("26/26", issue=2)),
+        *p50_and_p99("full: refusal, connecting included", "ms", refusals_ms, at_most(15, issue=2)),
     ]
 
 
@@ -277,9 +267,9 @@ async def refusals(bench: Bench) -> list[Figure]:
     cpu = {name: statistics.mean(each) for name, each in cpu_us.items()}
     slower = {name: quantile(loud_us[name], 0.5) / quantile(quiet_us[name], 0.5) for name in cpu}
     return [
-        *_p50_and_p99(f"refusals: {crowd}", "ms", refusals_ms, at_most(10, issue=7)),
-        _figure("refusals: CPU for each", "µs", "cpu", cpu),
-        _figure("refusals: latency of the admitted, over quiet", "x", "wall", slower, at_most(1.05, issue=7)),
+        *p50_and_p99(f"refusals: {crowd}", "ms", refusals_ms, at_most(10, issue=7)),
+        of_programs("refusals: CPU for each", "µs", "cpu", cpu),
+        of_programs("refusals: latency of the admitted, over quiet", "x", "wall", slower, at_most(1.05, issue=7)),
     ]
 
 
@@ -300,25 +290,6 @@ async def _arrive(
         if connection.usable and (connection.answer is None or connection.answer.done()):
             connection.send(requests[index % len(requests)]).add_done_callback(note)
         await asyncio.sleep(max(0, began_at + index / ARRIVALS_PER_SECOND - time.monotonic()))
-
-
-async def handover(bench: Bench) -> list[Figure]:
-    """How long a slot stands idle with 1,000 waiting: from the stub's last byte to the next request's first."""
-    windows = _windows()
-    depth = 1000
-    async with bench.programs(cap=CAP, queue_limit=AMPLE_QUEUE) as programs:
-        for program in bench.turns(programs):
-            bench.progress(program.name)
-            await bench.stub.prepare(hold_ms=20)
-            async with ClosedLoop(program.port, count=depth + CAP, surfaces=bench.surfaces_of(program)) as load:
-                await asyncio.sleep(2 * RAMP_SECONDS)
-                windows[program.name] += await bench.window(program, bench.leg_seconds)
-                load.forget()
-    idle_ms = {name: [us / 1000 for us in each.handovers_us] for name, each in windows.items()}
-    return [
-        *_p50_and_p99(f"handover: idle slot at depth {depth}", "ms", idle_ms, at_most(2, issue=4)),
-        _cpu_per_request(f"handover: CPU per request at depth {depth}", windows),
-    ]
 
 
 # -- what things cost -----------------------------------------------------------------------------------------------
@@ -359,14 +330,14 @@ async def stream(bench: Bench) -> list[Figure]:
         mount = MOUNTS[surface]
         goals = (ratio_at_most(1.5, issue=2), ratio_at_most(1.25, issue=7)) if surface == "openai" else ()
         cpu_us = {name: each.cpu_us_per_event for name, each in _beside_haproxy(windows, surface).items()}
-        figures.append(_figure(f"stream: CPU per event, {mount}", "µs", "cpu", cpu_us, *goals))
+        figures.append(of_programs(f"stream: CPU per event, {mount}", "µs", "cpu", cpu_us, *goals))
         for percent in (50, 99):
             direct_us = quantile(late_us["direct"], percent / 100)
             added_us = {
                 name: quantile(each, percent / 100) - direct_us
                 for name, each in _beside_haproxy(late_us, surface).items()
             }
-            figures.append(_figure(f"stream: added latency per event, {mount}, p{percent}", "µs", "wall", added_us))
+            figures.append(of_programs(f"stream: added latency per event, {mount}, p{percent}", "µs", "wall", added_us))
     if len(bench.surfaces) == 2:
         figures.append(
             Figure(
@@ -398,7 +369,7 @@ async def whole(bench: Bench) -> list[Figure]:
         rate = {name: each.completed / each.seconds for name, each in both.items()}
         figures += [
             _cpu_per_request(f"whole: CPU per 1 KiB request, {mount}", both, *goals),
-            _figure(f"whole: requests per second, {mount}", "1/s", "wall", rate),
+            of_programs(f"whole: requests per second, {mount}", "1/s", "wall", rate),
         ]
     return figures
 
@@ -448,7 +419,7 @@ async def memory(bench: Bench) -> list[Figure]:
                 kib[_key(program, surface)] = (waiting_kib - idle_kib) / waiters
     goals = (at_most(34, issue=2), at_most(1.2 * 16 + 12, issue=7))
     return [
-        _figure(
+        of_programs(
             f"memory: waiting 16 KiB request, {MOUNTS[surface]}", "KiB", "count", _beside_haproxy(kib, surface), *goals
         )
         for surface in bench.surfaces
@@ -477,9 +448,9 @@ async def start(bench: Bench) -> list[Figure]:
         for samples in (ready_ms, cpu_ms, resident_mib)
     )
     return [
-        _figure("start: until ready, median of 5", "ms", "wall", ready, at_most(600, issue=7)),
-        _figure("start: CPU until ready", "ms", "cpu", cpu),
-        _figure("start: resident when idle", "MiB", "count", resident, at_most(45, issue=7)),
+        of_programs("start: until ready, median of 5", "ms", "wall", ready, at_most(600, issue=7)),
+        of_programs("start: CPU until ready", "ms", "cpu", cpu),
+        of_programs("start: resident when idle", "MiB", "count", resident, at_most(45, issue=7)),
     ]
 
 
@@ -491,12 +462,14 @@ SCENARIOS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
         cancel,
         full,
         refusals,
-        handover,
+        *WAITING,
         stream,
         whole,
         prompt,
         memory,
         start,
         codecs,
+        retries,
+        keys,
     )
 }

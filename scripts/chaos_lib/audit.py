@@ -26,6 +26,8 @@ REFUSED_BEFORE = (
     "not_found",
     "method_not_allowed",
 )
+# What is no request is counted and has no line of its own; the gate never hears of it.
+NOT_REQUESTS = 'aiogw_requests_total{outcome="malformed_request",surface="-",upstream="-"}'
 LEFT = ("client_gone", "client_stalled")
 UPSTREAM_FAILED = ("upstream_unavailable", "upstream_timeout", "upstream_broken", "upstream_error", "upstream_auth")
 # A request that reaches the upstream later than this after its client had left, though it had waited, was granted to
@@ -34,10 +36,12 @@ AFTERWARDS_SECONDS = 0.1
 WAITED_SECONDS = 0.001
 # Of those whose FIN or RST was there before the bytes that freed their slot, so many may still be seen: a grant that
 # somebody else's end had just caused was already on its way.  Without a look at the client it would be nearly all.
-MAX_GRANTED_TO_THE_DEPARTED = 0.1
+MAX_GRANTED_TO_THE_DEPARTED = 0.03
 # Two requests whose order at the upstream differs from their order in the queue by more than this have overtaken: what
 # lies between a grant and the stub's clock is less, except where the stub itself was late, which it notes.
 ORDER_SECONDS = 0.08
+# uvloop's clock counts milliseconds.
+CLOCK_SECONDS = 0.002
 
 
 @frozen(kw_only=True)
@@ -131,7 +135,7 @@ def check_metrics(audit: Audit, log: Iterable[Mapping[str, Any]], metrics: Mappi
             expected[f'aiogw_refusals_total{{reason="{line["outcome"]}",upstream="reasoning"}}'] += 1
         expected['aiogw_grants_total{upstream="reasoning"}'] += was_granted(line)
     counted = ("aiogw_requests_total", "aiogw_refusals_total", "aiogw_grants_total", *(n for n in expected))
-    told = {name: value for name, value in metrics.items() if name.startswith(counted)}
+    told = {name: value for name, value in metrics.items() if name.startswith(counted) and name != NOT_REQUESTS}
     faults = [
         f"{name}: {told.get(name, 0):g}, the log says {expected.get(name, 0)}"
         for name in sorted(told.keys() | expected.keys())
@@ -141,10 +145,16 @@ def check_metrics(audit: Audit, log: Iterable[Mapping[str, Any]], metrics: Mappi
 
 
 def check_clients(
-    audit: Audit, results: Iterable[Result], log: Iterable[Mapping[str, Any]], account: Iterable[Held]
+    audit: Audit,
+    results: Iterable[Result],
+    log: Iterable[Mapping[str, Any]],
+    account: Iterable[Held],
+    late: Set[str],
 ) -> None:
-    """What each client got is what the log says it got, and what its plan allows."""
-    late = {held.request_id for held in account if held.late}
+    """What each client got is what the log says it got, and what its plan allows.
+
+    ``late``: the requests under which the stub itself stood still, so that no clock says much of them.
+    """
     seen: defaultdict[str, list[str | None]] = defaultdict(list)
     for held in account:
         seen[held.request_id].append(held.ended)
@@ -194,16 +204,26 @@ def check_upstream(
     log: Iterable[Mapping[str, Any]],
     account: Iterable[Held],
     left_at_grant: Set[str],
+    late: Set[str],
+    stood_still: Iterable[tuple[float, float]],
 ) -> None:
-    """The upstream saw each granted request once, nobody who was refused or left in the queue, and the same ends."""
+    """The upstream saw each granted request once, nobody who was refused or left in the queue, and the same ends.
+
+    ``stood_still``: when the gateway did; a connection that it was making for a grant was made afterwards.
+    """
     seen: defaultdict[str, list[Held]] = defaultdict(list)
     for held in account:
         seen[held.request_id].append(held)
     left_at = {result.request_id: result.left_at for result in results if result.left_at is not None}
+    # One that found a free slot was granted as soon as it was read, its end lying behind it.
+    waited = {line["request_id"] for line in log if line.get("wait_seconds", 0) > WAITED_SECONDS}
+    left_waiting = left_at_grant & waited
     # On a kept connection the grant and the request are one step; a connection that has to be made takes its time.
-    departed = [held.request_id for held in account if held.kept and held.request_id in left_at_grant]
-    few = len(departed) <= max(2, MAX_GRANTED_TO_THE_DEPARTED * len(left_at_grant))
-    found = f"{len(departed)} of {len(left_at_grant)} that left just then were seen"
+    departed = [
+        held.request_id for held in account if held.kept and held.request_id in left_waiting and not held.on_its_way
+    ]
+    few = len(departed) <= max(2, MAX_GRANTED_TO_THE_DEPARTED * len(left_waiting))
+    found = f"{len(departed)} of {len(left_waiting)} that left just then were seen"
     audit.add("no grant to the departed", found, () if few else departed)
     ghosts, repeated, unlike = [], [], []
     afterwards = 0
@@ -217,10 +237,12 @@ def check_upstream(
         if len(visits) > (2 if again_allowed else 1):
             repeated.append(f"{request_id}: {len(visits)} times")
         if visits and request_id in left_at and line["wait_seconds"] > WAITED_SECONDS:
-            late = visits[0].started_at - left_at[request_id]
-            afterwards += late > 0
-            if late > AFTERWARDS_SECONDS and not visits[0].late:
-                ghosts.append(f"{request_id}: reached the upstream {late * 1000:.0f} ms after its client had left")
+            after_seconds = visits[0].started_at - left_at[request_id]
+            afterwards += after_seconds > 0
+            stopped = any(begin <= left_at[request_id] <= end for begin, end in stood_still)
+            if after_seconds > AFTERWARDS_SECONDS and request_id not in late and not (stopped and not visits[0].kept):
+                told = f"reached the upstream {after_seconds * 1000:.0f} ms after its client had left"
+                ghosts.append(f"{request_id}: {told}")
         if outcome == "completed" and (not visits or visits[-1].ended != "finished"):
             unlike.append(f"{request_id}: completed, and the upstream says {[visit.ended for visit in visits]}")
     ghosts += [f"{request_id}: at the upstream, and not in the log" for request_id in seen]
@@ -229,11 +251,12 @@ def check_upstream(
     audit.add("what completed is what the upstream finished", "", unlike)
 
 
-def check_order(audit: Audit, log: Iterable[Mapping[str, Any]], account: Iterable[Held]) -> None:
+def check_order(audit: Audit, log: Iterable[Mapping[str, Any]], account: Iterable[Held], late: Set[str]) -> None:
     """In the order of the stub's clock, no grant went past one that had entered earlier and stayed."""
     waits = {line["request_id"]: line["wait_seconds"] for line in log if "wait_seconds" in line}
     starts = sorted(
-        (held for held in account if held.request_id in waits and not held.late), key=lambda held: held.started_at
+        (held for held in account if held.request_id in waits and held.request_id not in late),
+        key=lambda held: held.started_at,
     )
     faults = []
     youngest: Held | None = None  # of those that started clearly before the one that is looked at
@@ -262,7 +285,9 @@ class ScrapeCheck:
         self._heaviest = heaviest
         self._last: dict[str, float] = {}
         self.count = 0
+        self.recounted = 0
         self.faults: list[str] = []
+        self.unlike: list[str] = []
         self.busiest = 0
         self.deepest = 0
 
@@ -309,6 +334,38 @@ class ScrapeCheck:
             if ended[reason] > refused:
                 self._fault(f"{ended[reason]} requests have ended as {reason}, and {refused:g} were refused")
         self._last = metrics
+
+    def recount(self, metrics: dict[str, float], account: dict[str, Any]) -> None:
+        """Compare what has just been taken with the account that was kept beside the gate, each sample of either."""
+        one = '{upstream="reasoning"}'
+        singles = ("slots_in_use", "slots_settling", "queue_requests", "grants_total")
+        counts = ("queue_wait_seconds_count", "request_duration_seconds_count")
+        expected = {f"aiogw_{name}{one}": account[name] for name in (*singles, *counts)}
+        for labels, count in account["requests_total"].items():
+            expected[f"aiogw_requests_total{{{labels}}}"] = count
+        for reason, count in account["refusals_total"].items():
+            expected[f'aiogw_refusals_total{{reason="{reason}",upstream="reasoning"}}'] = count
+        told = expected.keys() | {
+            name for name in metrics if name.startswith(("aiogw_requests_total", "aiogw_refusals_total"))
+        } - {NOT_REQUESTS}
+        unlike = [
+            f"scrape {self.count}: {name} is {metrics.get(name, 0):g}, the recount says {expected.get(name, 0)}"
+            for name in sorted(told)
+            if metrics.get(name, 0) != expected.get(name, 0)
+        ]
+        oldest = metrics[f"aiogw_queue_oldest_wait_seconds{one}"]
+        least, most = account["oldest_seconds"]
+        # The one value that moves by itself, and it is as coarse as the loop's clock.
+        if not least - CLOCK_SECONDS <= oldest <= most + CLOCK_SECONDS:
+            unlike.append(f"scrape {self.count}: the oldest waits {oldest:g} s, the recount says {least:g} to {most:g}")
+        self.recounted += not unlike
+        self.unlike += unlike
+
+    def held_throughout(self, metrics: dict[str, float], sequences: int) -> None:
+        """``sequences`` were at the upstream from before the last scrape was asked for until after it was answered."""
+        counted = sum(metrics[f'aiogw_{name}{{upstream="reasoning"}}'] for name in ("slots_in_use", "slots_settling"))
+        if counted < sequences:
+            self._fault(f"{counted:g} slots are counted, and the upstream held {sequences} sequences all the while")
 
     def _fault(self, what: str) -> None:
         self.faults.append(f"scrape {self.count}: {what}")

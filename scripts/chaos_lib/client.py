@@ -186,8 +186,11 @@ class Clients:
         if leave is not None:
             leave()
 
-    def slot_frees(self) -> None:
-        """The bytes that free a slot are about to be written: whoever is next and wants to leave at its grant does."""
+    def slot_frees(self) -> str | None:
+        """The bytes that free a slot are about to be written: whoever is next and wants to leave at its grant does.
+
+        Returns who has left.
+        """
         if self._waiting:
             request_id, leave = next(iter(self._waiting.items()))
             if leave is not None:
@@ -195,6 +198,8 @@ class Clients:
                 self._on_start.pop(request_id, None)
                 self.left_at_grant.add(request_id)
                 leave()
+                return request_id
+        return None
 
     async def ask(self, plan: Plan, kept: Conversation | None) -> tuple[Result, Conversation | None]:
         """One request to its end; ``kept`` is a connection it may use, and one that can be kept is returned."""

@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from attrs import frozen
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_SECONDS = 20
 CLOSE_WAIT = "08"
 # Among them 'Task was destroyed but it is pending!', '... was never retrieved' and what ResourceWarning says.
 GOOD_LEVELS = frozenset({"debug", "info", "warning"})
+GOOD_LOGGERS = frozenset(
+    {"aiogw.app", "aiogw.cli", "aiogw.counted", "aiogw.listener", "aiogw.server", "aiogw.upstream.pool"}
+)
 _SAMPLE = re.compile(r"^(aiogw_\w+(?:\{.*\})?) (\S+)$", re.MULTILINE)
 
 
@@ -28,12 +32,24 @@ class GatewayFailed(Exception):
     """It did not start, or is gone; the text says what it logged last."""
 
 
-class GatewayProcess:
-    """``python -m aiogw --config FILE``, its log in a file."""
+@frozen
+class Scrape:
+    """Every sample of aiogw's own by its name and labels, as written, and the recount that came with it, if any."""
 
-    def __init__(self, directory: Path, configuration: dict[str, Any]) -> None:
+    samples: dict[str, float]
+    recount: dict[str, Any] | None
+
+
+class GatewayProcess:
+    """``python -m aiogw --config FILE``, its log in a file; ``program`` is what stands for ``-m aiogw``."""
+
+    def __init__(
+        self, directory: Path, configuration: dict[str, Any], *, program: tuple[str, ...] = ("-m", "aiogw")
+    ) -> None:
+        self._program = program
         self._log = directory / "gateway.log"
         self._config = directory / "gateway.toml"
+        self._log.unlink(missing_ok=True)
         self._config.write_text(tomli_w.dumps(configuration))
         self._process: subprocess.Popen[bytes]
         self._reader: asyncio.StreamReader
@@ -56,22 +72,36 @@ class GatewayProcess:
     def _spawn(self) -> None:
         # A socket that is left to the garbage collector shows in the log.
         options = ("-W", "always::ResourceWarning")
-        command = (sys.executable, *options, "-m", "aiogw", "--config", str(self._config))
+        command = (sys.executable, *options, *self._program, "--config", str(self._config))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
-        with self._log.open("wb") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environment)
 
     async def metrics(self) -> dict[str, float]:
-        """One scrape: every sample of aiogw's own by its name and labels, as written."""
+        return (await self.scrape()).samples
+
+    async def scrape(self) -> Scrape:
         self._writer.write(b"GET /metrics HTTP/1.1\r\nhost: chaos\r\n\r\n")
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
         assert length is not None
         body = (await self._reader.readexactly(int(length[1]))).decode()
-        return {name: float(value) for name, value in _SAMPLE.findall(body)}
+        told = re.search(rb"x-chaos-recount: (.*)\r\n", head, re.IGNORECASE)
+        return Scrape(
+            samples={name: float(value) for name, value in _SAMPLE.findall(body)},
+            recount=None if told is None else json.loads(told[1]),
+        )
 
     def hang_up(self) -> None:
         self._writer.close()
+
+    async def stand_still(self, seconds: float) -> None:
+        """As on a machine that is suspended or crowded."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -129,6 +159,26 @@ class GatewayProcess:
         with self._log.open(encoding="utf-8", errors="replace") as log:
             yield from (line.rstrip("\n") for line in log)
 
+    def forget_log(self) -> None:
+        """Begin the file anew; the gateway goes on writing at its end."""
+        os.truncate(self._log, 0)
+
+    async def tasks(self, seconds: float) -> list[str]:
+        """What its tasks run; only counted.py tells."""
+        told_before = sum(1 for _ in self._told_tasks())
+        self._process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + seconds
+        while len(told := list(self._told_tasks())) == told_before:
+            if time.monotonic() > deadline:
+                raise GatewayFailed("it does not tell its tasks")
+            await asyncio.sleep(0.01)
+        return told[-1].split(", ")
+
+    def _told_tasks(self) -> Iterator[str]:
+        for line in self.log_lines():
+            if found := re.search(r'"tasks \d+: ([^"]*)"', line):
+                yield found[1]
+
     def read_log(self) -> tuple[list[dict[str, Any]], list[str]]:
         """The lines of requests, and every line that a healthy gateway does not write."""
         requests, bad = [], []
@@ -143,6 +193,6 @@ class GatewayProcess:
                 bad.append(line)
             elif logger == "aiogw.access":
                 requests.append(told)
-            elif logger not in ("aiogw.app", "aiogw.upstream.pool", "aiogw.server", "aiogw.cli"):
+            elif logger not in GOOD_LOGGERS:
                 bad.append(line)
         return requests, bad

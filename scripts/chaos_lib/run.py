@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from chaos_lib.gateway import GatewayProcess
 from chaos_lib.plan import MAX_BODY_BYTES, Plan, plan, simple
 from chaos_lib.stub import Stub
 
+RECOUNTED = (str(Path(__file__).with_name("recount.py")),)
+
 HEAVIEST = 3
 # So many ask one after another all the time; a queue for most of them, so that there is an order to keep.
 STEADY_CLIENTS = 28
@@ -39,6 +42,9 @@ QUEUE_LIMIT = 32
 QUEUE_TIMEOUT_SECONDS = 0.25
 QUEUE_TIMEOUT_SETTLES = 2
 SILENCE_SECONDS = 0.3
+# Now and then the gateway stands still for longer than its upstream may be silent, and what came meanwhile must count.
+REQUESTS_BETWEEN_STALLS = 2000
+STALL_OF_GATEWAY_SECONDS = SILENCE_SECONDS + 0.1
 STALL_SECONDS = 0.5
 DRAINING_CLIENTS = 20
 DRAINED_ANSWER_MS = 400
@@ -48,6 +54,8 @@ REFUSED_IN_DRAIN = ((503, "draining"), (503, "queue_timeout"), (503, "queue_too_
 MIN_ABNORMAL = 0.3
 MIN_SCRAPES = 200
 REQUESTS_PER_SCRAPE = 10
+# By this share of all scrapes they may lag behind the requests before the clients wait for them.
+SCRAPES_BEHIND = 0.02
 # The goal, and what a busy machine is allowed to make of it: who is wrong for ever is still found.
 GAUGES_ZERO_SECONDS = 0.1
 GAUGES_ZERO_AT_LAST_SECONDS = 3.0
@@ -61,10 +69,13 @@ class Options:
     engine_slots: int
     engine_lag_seconds: float
     settle_seconds: float
+    scrapes: int | None
 
 
 class ChaosRun:
     """Starts the stub and the gateway, lets the clients loose, and audits."""
+
+    program: tuple[str, ...] = ("-m", "aiogw")
 
     def __init__(self, options: Options, directory: Path, progress: Callable[[str], None]) -> None:
         self._options = options
@@ -74,10 +85,15 @@ class ChaosRun:
         self._asked = 0
         self._done = False
         self._own_faults: list[str] = []
+        self._stood_still: list[tuple[float, float]] = []
+        self._scrapes_in_time = asyncio.Event()
         self._queue_timeout_seconds = QUEUE_TIMEOUT_SECONDS + QUEUE_TIMEOUT_SETTLES * options.settle_seconds
-        self._scrapes = ScrapeCheck(queue_timeout_seconds=self._queue_timeout_seconds, heaviest=HEAVIEST)
+        self._scrapes = self._new_scrapes()
         self.audit = Audit()
         self.summary = ""
+
+    def _new_scrapes(self) -> ScrapeCheck:
+        return ScrapeCheck(queue_timeout_seconds=self._queue_timeout_seconds, heaviest=HEAVIEST)
 
     async def run(self) -> None:
         options = self._options
@@ -89,7 +105,8 @@ class ChaosRun:
             seed=options.seed,
         )
         await self._stub.start()
-        self._gateway = GatewayProcess(self._directory, self._configuration())
+        program = self.program if options.scrapes is None else RECOUNTED
+        self._gateway = GatewayProcess(self._directory, self._configuration(), program=program)
         try:
             await self._gateway.start()
             self._clients = Clients(port=self._gateway.port, cap=options.cap, stall_seconds=STALL_SECONDS)
@@ -108,7 +125,13 @@ class ChaosRun:
         server = {
             "listen": "127.0.0.1:0",
             "admin_listen": "127.0.0.1:0",
+            "max_connections": 4096,
+            "header_timeout_seconds": 10,
+            "keepalive_timeout_seconds": 75,
+            "body_timeout_seconds": 10,
+            "body_min_bytes_per_second": 1 << 16,
             "max_body_bytes": MAX_BODY_BYTES,
+            "body_memory_bytes": 1 << 30,
             "response_buffer_bytes": 1 << 16,
             "client_stall_timeout_seconds": STALL_SECONDS,
             "drain_timeout_seconds": 10,
@@ -135,7 +158,7 @@ class ChaosRun:
             "idle_timeout_seconds": SILENCE_SECONDS,
             "admission": admission,
         }
-        return {"server": server, "upstreams": {"reasoning": upstream}}
+        return {"server": server, "auth": {"mode": "none"}, "upstreams": {"reasoning": upstream}}
 
     async def _measure(self) -> None:
         options, gateway, audit = self._options, self._gateway, self.audit
@@ -161,13 +184,18 @@ class ChaosRun:
         self._check_cap()
         check_lines(audit, self._results, log)
         self._check_conservation(log)
-        check_clients(audit, results_before, log_before, self._stub.account)
-        check_upstream(audit, self._results, log, self._stub.account, self._clients.left_at_grant)
-        check_order(audit, log, self._stub.account)
+        late = self._late(log)
+        check_clients(audit, results_before, log_before, self._stub.account, late)
+        left_at_grant = self._clients.left_at_grant
+        check_upstream(audit, self._results, log, self._stub.account, left_at_grant, late, self._stood_still)
+        check_order(audit, log, self._stub.account, late)
         scrapes = self._scrapes
-        few = [] if scrapes.count >= MIN_SCRAPES else [f"only {scrapes.count} scrapes"]
+        few = [] if scrapes.count >= (options.scrapes or MIN_SCRAPES) else [f"only {scrapes.count} scrapes"]
         found = f"{scrapes.count} scrapes, at most {scrapes.busiest} slots and {scrapes.deepest} waiting"
         audit.add("every scrape agrees with itself", found, scrapes.faults + few)
+        if options.scrapes is not None:
+            found = f"{scrapes.recounted} of {scrapes.count} scrapes"
+            audit.add("every scrape equals an independent recount", found, scrapes.unlike)
         audit.add("no error and no traceback in the log", f"{sum(1 for _ in gateway.log_lines())} lines", bad_lines)
         audit.add("no fault of the chaos itself", "", self._own_faults)
         self.summary = self._summary(log, seconds)
@@ -180,7 +208,7 @@ class ChaosRun:
         scraping = asyncio.ensure_future(self._scrape())
         steady = [asyncio.ensure_future(self._client(plans)) for _ in range(STEADY_CLIENTS)]
         extras: list[asyncio.Future[None]] = []
-        bursts = outages = 1
+        bursts = outages = stalls = 1
         while not all(task.done() for task in steady):
             await asyncio.sleep(0.01)
             if self._asked >= bursts * REQUESTS_BETWEEN_BURSTS:
@@ -189,6 +217,11 @@ class ChaosRun:
             if self._asked >= outages * REQUESTS_BETWEEN_OUTAGES:
                 outages += 1
                 await self._stub.outage(OUTAGE_SECONDS)
+            if self._asked >= stalls * REQUESTS_BETWEEN_STALLS:
+                stalls += 1
+                began_at = time.monotonic()
+                await self._gateway.stand_still(STALL_OF_GATEWAY_SECONDS)
+                self._stood_still.append((began_at, time.monotonic()))
             self._progress(f"{self._asked} of {options.requests} requests, {self._scrapes.count} scrapes")
         await asyncio.gather(*steady, *extras)
         self._done = True
@@ -200,6 +233,7 @@ class ChaosRun:
             one = next(plans, None)
             if one is None:
                 break
+            await self._scrapes_in_time.wait()
             self._asked += 1
             result, kept = await self._clients.ask(one, kept)
             self._results.append(result)
@@ -218,12 +252,42 @@ class ChaosRun:
 
     async def _scrape(self) -> None:
         """As many scrapes as the requests ask for, spread over the run."""
-        wanted = max(MIN_SCRAPES + 20, self._options.requests // REQUESTS_PER_SCRAPE)
         while not self._done:
-            if self._scrapes.count < wanted * len(self._results) / self._options.requests + 1:
-                self._scrapes.take(await self._gateway.metrics())
+            behind = self._scrapes_due() - self._scrapes.count
+            if behind <= SCRAPES_BEHIND * self._scrapes_wanted:
+                self._scrapes_in_time.set()
             else:
-                await asyncio.sleep(0.005)
+                self._scrapes_in_time.clear()
+            if behind <= 0:
+                await asyncio.sleep(0.002)
+                continue
+            held_before = self._stub.holding()
+            scrape = await self._gateway.scrape()
+            self._scrapes.take(scrape.samples)
+            if scrape.recount is not None:
+                self._scrapes.recount(scrape.samples, scrape.recount)
+            held = held_before & self._stub.holding()
+            self._scrapes.held_throughout(scrape.samples, sum(one.weight for one in held))
+
+    @property
+    def _scrapes_wanted(self) -> int:
+        return self._options.scrapes or max(MIN_SCRAPES, self._options.requests // REQUESTS_PER_SCRAPE)
+
+    def _scrapes_due(self) -> float:
+        """A few more than are wanted, so that none of them has to be taken when the load has ended."""
+        return (1 + 2 * SCRAPES_BEHIND) * self._scrapes_wanted * len(self._results) / self._options.requests + 1
+
+    def _late(self, log: list[dict[str, Any]]) -> set[str]:
+        """The requests under which the stub stood still; of one that it never saw, the gateway's log says when."""
+        stub = self._stub
+        late = {one.request_id for one in stub.account if stub.was_late(one.started_at, one.ended_at)}
+        to_monotonic = time.monotonic() - time.time()
+        for line in log:
+            if line["outcome"] == "upstream_timeout":
+                ended_at = datetime.fromisoformat(line["time"]).timestamp() + to_monotonic
+                if stub.was_late(ended_at - line["duration_seconds"], ended_at):
+                    late.add(line["request_id"])
+        return late
 
     # -- the checks -------------------------------------------------------------------------------------------------
 
@@ -282,6 +346,7 @@ class ChaosRun:
         """SIGTERM while some run and some wait: the ones finish, the others are refused."""
         first = self._options.requests + 2
         plans = [simple(first + number, delay_ms=DRAINED_ANSWER_MS // 2) for number in range(DRAINING_CLIENTS)]
+        began_at = time.monotonic()
         asking = [asyncio.ensure_future(self._one(one)) for one in plans]
         waiting = 'aiogw_queue_requests{upstream="reasoning"}'
         deadline = time.monotonic() + GAUGES_ZERO_AT_LAST_SECONDS
@@ -298,10 +363,11 @@ class ChaosRun:
         results = self._results[-DRAINING_CLIENTS:]
         served = [result for result in results if result.status == 200 and result.complete]
         refused = [result for result in results if (result.status, result.code) in REFUSED_IN_DRAIN]
+        late = self._stub.was_late(began_at, time.monotonic())
         faults = [
             f"{result.request_id}: {result.status} {result.code} {result.lost}"
             for result in results
-            if result not in served and result not in refused
+            if result not in served and result not in refused and not (late and result.code == "upstream_timeout")
         ]
         if code != 0:
             faults.append(f"it ended with {code}")

@@ -63,8 +63,7 @@ WHOLE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-leng
 class Held:
     """One request as the stub saw it; ``ended``: finished, cut (by the stub) or aborted (by the gateway).
 
-    ``late``: the stub's own loop, which is also that of the clients, was behind when it began or ended, so that no
-    clock says much of it.
+    ``on_its_way``: it lay unread in a kept connection when its client left, so it had been granted before.
     """
 
     request_id: str
@@ -72,14 +71,17 @@ class Held:
     weight: int
     started_at: float
     kept: bool
-    late: bool
+    on_its_way: bool
     began: bool = False
     ended: str | None = None
     ended_at: float = 0.0
 
 
 class Stub:
-    """The listener and the account.  ``on_start`` and ``before_finish`` tell when a sequence begins and is to end."""
+    """The listener and the account.
+
+    ``on_start`` and ``before_finish`` tell when a sequence begins and is to end; the latter says who left just then.
+    """
 
     def __init__(self, *, cap: int, engine_slots: int, engine_lag_seconds: float, seed: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -89,7 +91,8 @@ class Stub:
         self._chance = random.Random(f"engine/{seed}")
         self._server: asyncio.AbstractServer | None = None
         self._connections: set[_Connection] = set()
-        self._late_until = 0.0
+        # When this loop, which is also that of the clients, stood still, and for how long clocks say little after it.
+        self._late: list[tuple[float, float]] = []
         self._tick_at = 0.0
         self._holding: dict[Held, _Connection] = {}
         self._engine: dict[Held, None] = {}
@@ -102,11 +105,24 @@ class Stub:
         self.too_early: list[str] = []
         self.outages = 0
         self.on_start: Callable[[str], None] = lambda _request_id: None
-        self.before_finish: Callable[[], None] = lambda: None
+        self.before_finish: Callable[[], str | None] = lambda: None
+        self._on_its_way: dict[_Connection, str] = {}
 
     @property
     def sequences_held(self) -> int:
         return sum(held.weight for held in self._holding)
+
+    def holding(self) -> set[Held]:
+        """What the gateway has not given up: the kernel is asked, since this loop may not have come to it."""
+        self._reap()
+        return set(self._holding)
+
+    def was_late(self, since: float, until: float) -> bool:
+        """Whether the stub was late somewhere between two moments of the monotonic clock.
+
+        Only to be asked afterwards: a loop that stood still reads what has come before its timers tell it so.
+        """
+        return any(begin <= until and since <= end for begin, end in self._late)
 
     async def start(self) -> None:
         self._server = await self._loop.create_server(
@@ -140,7 +156,7 @@ class Stub:
     def _tick(self) -> None:
         now = time.monotonic()
         if self._tick_at and now > self._tick_at + LATE_SECONDS:
-            self._late_until = now + LATE_FOR_SECONDS
+            self._late.append((self._tick_at - TICK_SECONDS, now + LATE_FOR_SECONDS))
         self._tick_at = now + TICK_SECONDS
         self._loop.call_later(TICK_SECONDS, self._tick)
 
@@ -155,7 +171,7 @@ class Stub:
             weight=int(weight[1:]),
             started_at=now,
             kept=kept,
-            late=now < self._late_until,
+            on_its_way=self._on_its_way.pop(connection, None) == request_id,
         )
         self.account.append(held)
         if self.sequences_held + held.weight > self._cap:
@@ -177,13 +193,19 @@ class Stub:
             return
         held.ended = how
         held.ended_at = time.monotonic()
-        held.late = held.late or held.ended_at < self._late_until
         del self._holding[held]
         if how == "aborted" and self._engine_lag_seconds:
             lag = self._chance.uniform(0, self._engine_lag_seconds)
             self._loop.call_later(lag, self._engine.pop, held)
         else:
             del self._engine[held]
+
+    def will_finish(self) -> None:
+        left = self.before_finish()
+        if left is not None:
+            for connection in self._connections:
+                if connection.held is None and connection.has(select.POLLIN):
+                    self._on_its_way[connection] = left
 
     def _reap(self) -> None:
         """Ask the kernel which connections the gateway has closed.
@@ -200,6 +222,7 @@ class Stub:
 
     def disconnected(self, connection: _Connection) -> None:
         self._connections.discard(connection)
+        self._on_its_way.pop(connection, None)
 
 
 class _Connection(asyncio.Protocol):
@@ -216,11 +239,15 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
 
     def closed_by_peer(self) -> bool:
+        return self.has(select.POLLRDHUP)
+
+    def has(self, event: int) -> bool:
+        """Whether the kernel has ``event`` for it; a connection that is closed has every one."""
         sock = self.transport.get_extra_info("socket")
         if self._lost or sock is None or sock.fileno() < 0:
             return True
         poll = select.poll()
-        poll.register(sock.fileno(), select.POLLRDHUP)
+        poll.register(sock.fileno(), event)
         return bool(poll.poll(0))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -295,7 +322,7 @@ class _Connection(asyncio.Protocol):
             return
         held.began = True
         self._stub.ended(held, "finished")
-        self._stub.before_finish()
+        self._stub.will_finish()
         self.transport.write(data)
 
     def _break(self, *, reset: bool) -> None:

@@ -20,9 +20,18 @@ from typing import Any
 from attrs import field, frozen
 
 from aiogw.admission.capacity import ONE_ENDPOINT
-from aiogw.admission.gate import Admission, Gate, UpstreamGate
+from aiogw.admission.door import Gate
+from aiogw.admission.gate import Admission, UpstreamGate
 from aiogw.admission.readings import Limits
-from aiogw.errors import Draining, GatewayError, InternalFault, QueueTimeout, TooManySequences, UpstreamUnavailable
+from aiogw.errors import (
+    Draining,
+    GatewayError,
+    InternalFault,
+    QueuePlacesTaken,
+    QueueTimeout,
+    TooManySequences,
+    UpstreamUnavailable,
+)
 
 ADDRESS = "reasoning:80"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -36,6 +45,8 @@ MAX_STEPS = 1000
 @frozen
 class Ask:
     """One request.  Times are virtual seconds; ``hold_seconds`` None: it holds its slots until its client leaves.
+
+    At most ``places`` of those of one ``holder`` may wait at once.
 
     What its grant does is one of
 
@@ -53,6 +64,8 @@ class Ask:
     at_seconds: float = 0
     hold_seconds: float | None = 1
     grant: str = "wakes"
+    holder: str | None = None
+    places: int | None = None
 
 
 @frozen
@@ -328,16 +341,25 @@ class Request:
         self.number = next(world.arrivals)
         self.deadline = world.loop.time() + world.scenario.timeout_seconds
         waiting = len(world.waiting())
+        taken = self.ask.places is not None and world.waiting_of(self.ask.holder) >= self.ask.places
         self.account = "waits"
         try:
-            self._admission = world.gate.enter(ADDRESS, self.weight, granted=self._granted, refused=self._refused)
+            self._admission = world.gate.enter(
+                ADDRESS,
+                self.weight,
+                granted=self._granted,
+                refused=self._refused,
+                holder=self.ask.holder,
+                places=self.ask.places,
+            )
         except GatewayError as error:
             self.account = "turned away"
             world.refusals += 1
             world.note(f"{self.name} is turned away: {error.code}")
             world.law(isinstance(error, Draining) == world.draining, "draining is the answer of a gate that drains")
             if not world.draining and not world.unservable(self, error):
-                world.law(waiting >= world.queue_limit, "nobody is refused while there is a place")
+                world.law(waiting >= world.queue_limit or taken, "nobody is refused while there is a place")
+                world.law(isinstance(error, QueuePlacesTaken) <= taken, "no share is taken before all of it is")
             return
         world.law(not world.draining, "nobody is let in during a drain")
 
@@ -512,6 +534,9 @@ class World:
         waiting = [request for request in self.requests.values() if request.account == "waits"]
         return sorted(waiting, key=lambda request: request.number)
 
+    def waiting_of(self, holder: str | None) -> int:
+        return sum(request.ask.holder == holder for request in self.waiting())
+
     def held(self) -> int:
         return sum(request.weight for request in self.requests.values() if request.account == "holds")
 
@@ -579,6 +604,9 @@ class World:
         shrunk = self.queue_limit < self.scenario.queue_limit
         self.law(shrunk or bounced or gate.waiting <= self.queue_limit, "waiting never exceeds the limit")
         self.law(not (waiting and self.draining), "nobody waits during a drain")
+        for ask in self.scenario.asks:
+            share = float("inf") if ask.places is None else ask.places
+            self.law(bounced or self.waiting_of(ask.holder) <= share, f"no more of {ask.holder} wait than may")
         self.law(all(one.weight <= self.largest_now() for one in waiting), "nobody waits for what there could never be")
         if waiting:
             self.law(waiting[0].weight > self.room(), f"no lost wake-up: {waiting[0].name} waits and would fit")

@@ -27,6 +27,7 @@ def capacity(cap: int | None, **slots: int | None) -> Capacity:
         (2, {"a": 4}, 2, 2),
         (6, {}, 0, 0),
         (None, {"a": None}, None, None),
+        (None, {"a": 8}, None, None),
     ],
 )
 def test_the_cap_of_the_moment(

@@ -13,13 +13,15 @@ from aiogw.admission.queue import FairQueue, Ticket, TicketState
 from aiogw.errors import GatewayError
 
 # In CI every schedule of every scenario; at the desk the first so many of each.
-LIMIT = None if os.environ.get("CI") else 1000
+LIMIT = int(os.environ.get("EXPLORER_LIMIT", "0")) or (None if os.environ.get("CI") else 1000)
 EXPECTED = 10_000
 
 ABC = (Ask("a"), Ask("b"), Ask("c"))
 SENT = (Ask("a", grant="sends"), Ask("b", grant="sends"), Ask("c", grant="sends"))
 # The second is heavy; with two slots it waits alone in front of the third, which would fit.
 HEAVY = (Ask("a"), Ask("b", weight=2), Ask("c"))
+# Two of one holder's, of whom one may wait, and one of another's.
+SHARED = (Ask("a"), *(Ask(name, holder="x", places=1) for name in "bc"), Ask("d", holder="y", places=1))
 HANGING = (Ask("a", hold_seconds=None, grant="sends"), Ask("b", grant="sends"), Ask("c"))
 
 # Where a time-out, a drain or the end of settling is to fall into the very tick in which a slot becomes free, both are
@@ -40,6 +42,21 @@ SCENARIOS = [
         asks=(Ask("a", hold_seconds=2), Ask("b", at_seconds=1), Ask("c", at_seconds=1.5)),
         timeout_seconds=1,
     ),
+    Scenario(name="shared", asks=SHARED, queue_limit=3),
+    Scenario(name="shared-full", asks=SHARED, queue_limit=1),
+    Scenario(name="shared-two-slots", asks=SHARED, cap=2),
+    Scenario(name="shared-time-out", asks=SHARED, timeout_seconds=1, cancellations=0),
+    Scenario(name="shared-drain", asks=SHARED, events=(drain(1),), cancellations=0),
+    Scenario(name="shared-settling", asks=(*HANGING[:1], *SHARED[1:]), settle_seconds=1, cancellations=1),
+    Scenario(
+        name="shared-enters",
+        asks=(
+            Ask("a"),
+            Ask("b", grant="enters d", holder="x", places=1),
+            *(Ask(n, holder="x", places=1) for n in "cd"),
+        ),
+    ),
+    Scenario(name="no-share", asks=(Ask("a"), Ask("b", holder="x", places=0), Ask("c"))),
     Scenario(name="drain", asks=ABC, events=(drain(1),)),
     Scenario(name="drain-two-slots", asks=ABC, cap=2, queue_limit=1, events=(drain(1),)),
     Scenario(name="drain-at-once", asks=ABC, queue_limit=1, events=(drain(0),)),
@@ -120,6 +137,7 @@ explored: dict[str, int] = {}
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_every_schedule_keeps_the_laws(scenario: Scenario) -> None:
     """Whatever order the callbacks of a scenario are run in, and whoever is cancelled when, no law is broken."""
+    # R10, R11, R20
     exploration = explore(scenario, limit=LIMIT)
     assert LIMIT is not None or exploration.complete
     explored[scenario.name] = exploration.schedules
@@ -280,6 +298,23 @@ class FaithfulToTheGoneQueue(FairQueue[Ticket]):
         return super().resize(**(limits | {"endpoints": {**self._capacity._slots, **limits["endpoints"]}}))
 
 
+class SharelessQueue(FairQueue[Ticket]):
+    """Whoever waits is nobody's."""
+
+    def waiting_of(self, _holder: str | None) -> int:
+        return 0
+
+
+class DepartedCountingQueue(FairQueue[Ticket]):
+    """A count that goes up with who comes to wait, and that not every way out takes down again."""
+
+    def leave(self, ticket: Ticket) -> list[Ticket]:
+        waited = ticket.state is TicketState.WAITING
+        granted = super().leave(ticket)
+        self._waiting_by_holder[ticket.holder] += waited
+        return granted
+
+
 class OvertakingQueue(FairQueue[Ticket]):
     """A newcomer that fits need not wait."""
 
@@ -359,6 +394,8 @@ FAULTS = [
     (AbortedIsFree, "settling", "slots in use never exceed the cap"),
     (SettlesForEver, "settling", "timers of the gate are armed"),
     (StopsAtARaise, "raises-booked", "no leak"),
+    (with_queue(SharelessQueue), "shared", "no more of x wait than may"),
+    (with_queue(DepartedCountingQueue), "shared", "nobody is refused while there is a place"),
     (with_queue(OvertakingQueue), "heavy", "grants in the order of arrival"),
     (with_queue(TwiceReleasingQueue), "too-heavy", "no double release"),
     (with_queue(SleepingQueue), "heavy", "no lost wake-up"),

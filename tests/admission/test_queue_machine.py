@@ -19,8 +19,8 @@ ENDPOINTS = st.dictionaries(st.sampled_from("xyz"), st.integers(1, 4)) | st.just
 class NumberedTicket(Ticket):
     """A ticket that knows when it came."""
 
-    def __init__(self, *, entry: int, weight: int) -> None:
-        super().__init__(weight=weight)
+    def __init__(self, *, entry: int, weight: int, holder: str) -> None:
+        super().__init__(weight=weight, holder=holder)
         self.entry = entry
 
 
@@ -87,9 +87,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
-    @rule(target=tickets, weight=st.integers(1, 6))
-    def enter(self, weight: int) -> NumberedTicket:
-        ticket = NumberedTicket(entry=self.entered, weight=weight)
+    @rule(target=tickets, weight=st.integers(1, 6), holder=st.sampled_from("pq"))
+    def enter(self, weight: int, holder: str) -> NumberedTicket:
+        ticket = NumberedTicket(entry=self.entered, weight=weight, holder=holder)
         self.entered += 1
         if not self.could_hold(ticket):
             try:
@@ -175,6 +175,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert statistics.slots_in_use == self.held()
         assert statistics.waiting == len(self.waiting)
         assert list(self.queue.in_line()) == self.waiting
+        for holder in "pqr":
+            assert self.queue.waiting_of(holder) == sum(one.holder == holder for one in self.waiting)
         assert list(self.queue.newest_first()) == self.waiting[::-1]
         used = self.queue.used()
         assert all(used[name] == self.held(name) for name in used)

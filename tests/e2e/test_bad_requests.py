@@ -20,6 +20,8 @@ from rig import (
     eventually,
 )
 
+from aiogw import server
+
 LIMIT = 1 << 20
 
 
@@ -50,7 +52,7 @@ async def refused(
 
 
 async def test_a_declared_body_that_is_too_large(rig: Rig, surface: Surface) -> None:
-    """Q5, E18: a body that announces more than max_body_bytes is refused before any of it is read."""
+    """R35, Q5, E18: a body that announces more than max_body_bytes is refused before any of it is read."""
     upstream, gateway, client = await start(rig)
     await client.send(f"POST {surface.path} HTTP/1.1\r\nhost: x\r\ncontent-length: {LIMIT + 1}\r\n\r\n".encode())
     message = await refused(upstream, gateway, surface, await client.response(), 413, "request_too_large")
@@ -68,7 +70,7 @@ async def test_a_chunked_body_that_becomes_too_large(rig: Rig, surface: Surface)
 
 
 async def test_a_body_of_exactly_the_limit(rig: Rig, surface: Surface) -> None:
-    """The limit itself is allowed; one byte more is not."""
+    """R45: the limit itself is allowed; one byte more is not."""
     upstream, gateway, client = await start(rig)
     body = surface.body(1, padding=LIMIT - len(surface.body(1)))
     assert len(body) == LIMIT
@@ -81,7 +83,7 @@ async def test_a_body_of_exactly_the_limit(rig: Rig, surface: Surface) -> None:
 
 
 async def test_continue_is_not_said_to_a_body_that_is_too_large(rig: Rig, surface: Surface) -> None:
-    """A client that asks first is told 413 and not 100."""
+    """R46: a client that asks first is told 413 and not 100."""
     upstream, gateway, client = await start(rig)
     length = f"content-length: {LIMIT + 1}"
     await client.send(f"POST {surface.path} HTTP/1.1\r\nhost: x\r\n{length}\r\nexpect: 100-continue\r\n\r\n".encode())
@@ -127,6 +129,7 @@ async def test_a_compressed_body(rig: Rig, surface: Surface, coding: str) -> Non
 
 async def test_a_bomb(rig: Rig, surface: Surface) -> None:
     """Q5, O16: what counts is the size after inflating: some kilobytes that become forty megabytes are too large."""
+    # R44
     upstream, gateway, client = await start(rig)
     bomb = gzip.compress(b" " * (40 << 20), compresslevel=9)
     assert len(bomb) < 1 << 17
@@ -260,6 +263,7 @@ async def test_an_empty_list_of_messages(rig: Rig) -> None:
 )
 async def test_an_unknown_path(rig: Rig, path: str, surface: Surface) -> None:
     """A path that is not served is a 404 in the shape of the surface it lies below, with a hint at those that are."""
+    # R67
     upstream, gateway, client = await start(rig)
     await client.post(path, surface.body())
     message = await refused(upstream, gateway, surface, await client.response(), 404, "not_found")
@@ -279,7 +283,7 @@ async def test_a_path_in_disguise(rig: Rig, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
 async def test_a_wrong_method(rig: Rig, surface: Surface, method: str) -> None:
-    """A method that an endpoint does not take is a 405 that says which it does."""
+    """R68: a method that an endpoint does not take is a 405 that says which it does."""
     upstream, _, client = await start(rig)
     await client.request(method, surface.path)
     response = await client.response(to=method)
@@ -321,6 +325,7 @@ IN_DOUBT = (
 
 async def test_a_request_whose_framing_is_in_doubt(rig: Rig, process: bool) -> None:
     """Where it is in doubt how long a request is, it is refused and the connection closed; nothing of it goes up."""
+    # R48
     upstream = await rig.upstream(answer)
     gateway = await rig.gateway(upstream, process=process)
     smuggled = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
@@ -336,21 +341,95 @@ async def test_a_request_whose_framing_is_in_doubt(rig: Rig, process: bool) -> N
 
 
 async def test_a_chunk_that_lies(rig: Rig, surface: Surface) -> None:
-    """A body whose chunks make no sense goes nowhere, and when its client leaves nothing is left of it."""
+    """R50: a body whose chunks make no sense is a 400 in its surface's shape as soon as they do not, and the end."""
     upstream, gateway, client = await start(rig)
-    await client.request("POST", surface.path, b"", "transfer-encoding: chunked")
+    await client.request("POST", surface.path, b"", "transfer-encoding: chunked", "expect: 100-continue")
+    assert (await client.read_head()).status == 100
     await client.send(b"2\r\n{}\r\nzz\r\n")
-    client.close()
-    await eventually(lambda: gateway.records, what="its line in the log")
+    response = await client.response()
+    await refused(upstream, gateway, surface, response, 400, "invalid_body")
+    assert response.header("connection") == "close"
+    assert await client.ended()
+
+
+async def test_a_chunk_that_lies_behind_a_request(rig: Rig, process: bool) -> None:
+    """R50: the same where it has come while its connection was still busy with the request before."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, process=process)
+    client = await rig.post(gateway, OPENAI, 1)
+    exchange = await upstream.exchange(0)
+    await client.request("POST", OPENAI.path, b"", "transfer-encoding: chunked")
+    await gateway.metrics()  # once that has been answered, the head has been read
+    await client.send(b"zz\r\n")
+    await gateway.metrics()
+    exchange.answer()
+    assert (await client.response()).status == 200
+    assert (await client.response()).status == 400
+    assert await client.ended()
+
+
+async def test_what_is_not_a_request(rig: Rig, process: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R66: it is refused with an id and counted, and its connection ends at once."""
+    monkeypatch.setattr(server, "LINGER_SECONDS", 60)
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, process=process)
+    client = await rig.client(gateway)
+    await client.send(b"GET /secret HTTP/1.1\r\nhost: a\r\nsecret\r\n\r\n")
+    response = await client.response()
+    assert response.status == 400
+    assert OPENAI.code(response) == "malformed_request"
+    assert "secret" not in OPENAI.error(response)["message"]
+    assert response.header("connection") == "close"
+    assert response.header("x-should-retry") == "false"
+    assert await client.ended()
+    assert await gateway.metric("aiogw_malformed_requests_total") >= 1
+
+
+async def test_whoever_stays_behind_a_refusal_is_left(rig: Rig) -> None:
+    """A client that does not close its side keeps no descriptor here for longer than it takes to read the answer."""
+    upstream = await rig.upstream()
+    gateway = await rig.daemon(upstream)
+    # The event loop opens a file of its own for its first connection.
+    assert (await gateway.admin("/livez")).status == 200
+    before = gateway.open_files
+    client = await rig.client(gateway)
+    await client.send(b"nonsense\r\n\r\n")
+    assert (await client.response()).status == 400
+    await eventually(lambda: gateway.open_files <= before)
+
+
+@pytest.mark.parametrize("field", ["cookie: {}", "{}: 1"], ids=["value", "name"])
+async def test_a_field_that_is_too_long(rig: Rig, field: str) -> None:
+    """R66: whoever sends megabytes in one field can read what is wrong: the answer is not lost to a reset."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    await client.request("GET", "/v1/models", None, field.format("x" * (16 << 20)))
+    response = await client.response()
+    assert response.status == 400
+    assert response.complete
+    assert "longer than 32768 bytes" in OPENAI.error(response)["message"]
+
+
+async def test_a_body_that_is_not_asked_for(rig: Rig, surface: Surface) -> None:
+    """R35, R46: behind a refusal instead of a 100 nothing is read as a request or a body: the connection is closed."""
+    upstream, gateway, client = await start(rig)
+    length = f"content-length: {LIMIT + 1}"
+    await client.request("POST", surface.path, None, length, "expect: 100-continue")
+    response = await client.response()
+    await refused(upstream, gateway, surface, response, 413, "request_too_large")
+    assert response.header("connection") == "close"
+    await client.post(surface.path, surface.body(1))
+    client.half_close()
+    assert await client.ended()
     assert upstream.exchanges == []
 
 
-async def test_the_client_can_go_on_after_a_refusal(rig: Rig, surface: Surface) -> None:
-    """A refused request does not cost the client its connection."""
-    upstream, _, client = await start(rig)
-    for body in (b"{", surface.body(model="gpt-9"), b""):
-        await client.post(surface.path, body)
-        assert (await client.response()).status in (400, 404)
-    await client.post(surface.path, surface.body(1))
-    assert (await client.response()).status == 200
-    assert upstream.tags == [1]
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "x-gzip"])
+async def test_a_coding_that_is_not_known(rig: Rig, surface: Surface, coding: str) -> None:
+    """R43: a 415 that names what would do, whatever happens to be installed, and no 100 before it."""
+    upstream, gateway, client = await start(rig)
+    await client.post(surface.path, surface.body(), f"content-encoding: {coding}", "expect: 100-continue")
+    message = await refused(upstream, gateway, surface, await client.response(), 415, "unsupported_encoding")
+    assert "gzip or deflate" in message
+    assert coding in message

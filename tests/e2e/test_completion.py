@@ -175,7 +175,7 @@ async def test_an_event_is_passed_on_when_it_is_complete(rig: Rig) -> None:
 
 
 async def test_a_large_event_passes(rig: Rig) -> None:
-    """An event of three megabytes, larger than any line limit, passes unchanged."""
+    """R40: an event of three megabytes, larger than any line limit, passes unchanged."""
     event = b'data: {"choices":[],"x":"' + "é€😀".encode() * 333333 + b'"}\n\n'
     upstream = await rig.upstream(lambda exchange: exchange.stream((event, DONE)))
     gateway = await rig.gateway(upstream)
@@ -299,7 +299,7 @@ async def test_what_the_gateway_adds_and_keeps_from_an_answer(rig: Rig) -> None:
 
 @pytest.mark.parametrize("surface", [OPENAI, ANTHROPIC], ids=lambda surface: surface.name)
 async def test_models_are_answered_here(rig: Rig, surface: Surface) -> None:
-    """The list of models and each model come from the configuration; no upstream is asked, and HEAD works too."""
+    """R49: the list of models and each model come from the configuration; no upstream is asked, and HEAD works too."""
     upstream = await rig.upstream(answer)
     gateway = await rig.gateway(upstream, models=["reasoning", "org/second"])
     path = surface.models_path
@@ -369,6 +369,7 @@ async def test_many_requests_on_many_connections(rig: Rig, surface: Surface) -> 
 
 async def test_without_a_gate_nobody_waits(rig: Rig) -> None:
     """An upstream with admission = "unlimited" gets 150 requests at once: there is no hidden limit on connections."""
+    # R33
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, admission="unlimited")
     clients = [await rig.post(gateway, OPENAI, tag) for tag in range(150)]

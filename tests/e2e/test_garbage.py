@@ -13,6 +13,7 @@ REQUESTS = 10
 @pytest.mark.parametrize(("model", "status"), [("reasoning", 200), ("nobody", 404), ("broken", 502)])
 async def test_a_request_leaves_no_cycle(rig: Rig, surface: Surface, stream: bool, model: str, status: int) -> None:
     """All of a request goes when it ends, served or refused: thousands of refusals give the collector nothing to do."""
+    # R23
     upstream = await rig.upstream(answer)
     broken = await rig.upstream(lambda exchange: exchange.close())
     others = {"broken": upstream_like(broken.url)}

@@ -111,7 +111,7 @@ async def run_until_exit(path: Path, *arguments: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("key", ["listen", "admin_listen"])
 async def test_a_port_that_is_in_use(rig: Rig, key: str) -> None:
-    """The daemon says which address is taken, in one line, and exits with 1."""
+    """R69: the daemon says which address is taken, in one line, and exits with 1."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

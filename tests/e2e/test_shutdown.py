@@ -37,7 +37,7 @@ async def draining(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_an_idle_daemon_stops_at_once(rig: Rig, number: int) -> None:
-    """With nothing to do it exits with 0, promptly, also with idle connections on both sides."""
+    """R55: with nothing to do it exits with 0, promptly, also with idle connections on both sides."""
     upstream = await rig.upstream(lambda exchange: exchange.answer())
     daemon = await rig.daemon(upstream, server={"drain_timeout_seconds": 60})
     client = await rig.post(daemon, OPENAI)
@@ -55,7 +55,7 @@ async def test_an_idle_daemon_stops_at_once(rig: Rig, number: int) -> None:
 
 
 async def test_stopping_with_requests_queued_and_in_flight(rig: Rig) -> None:
-    """Queued requests are refused at once with a time to come back, running ones finish, nothing else starts."""
+    """R69: queued requests are refused at once with a time to come back, running ones finish, nothing else starts."""
     upstream = await rig.upstream()
     daemon = await rig.daemon(upstream, cap=2)
     whole = await rig.post(daemon, OPENAI, 1)
@@ -111,7 +111,7 @@ async def test_stopping_with_requests_queued_and_in_flight(rig: Rig) -> None:
 
 
 async def test_the_drain_has_a_limit(rig: Rig, surface: Surface) -> None:
-    """What still runs after drain_timeout_seconds is aborted upstream and ended for its client as well as can be."""
+    """R57: what runs after drain_timeout_seconds is aborted upstream and ended for its client as well as can be."""
     upstream = await rig.upstream()
     daemon = await rig.daemon(upstream, cap=2, server={"drain_timeout_seconds": 0.3})
     streamed = await rig.post(daemon, surface, 1, stream=True)
@@ -176,7 +176,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_stop(rig: Rig) -
 
 
 async def test_a_departure_during_the_drain(rig: Rig) -> None:
-    """When the last running client leaves during the drain, the daemon waits for nobody any more."""
+    """R21: when the last running client leaves during the drain, the daemon waits for nobody any more."""
     upstream = await rig.upstream()
     daemon = await rig.daemon(upstream, server={"drain_timeout_seconds": 600})
     client = await rig.post(daemon, OPENAI, 1)
@@ -186,6 +186,21 @@ async def test_a_departure_during_the_drain(rig: Rig) -> None:
     client.reset()
     assert await daemon.exit_code() == 0
     assert exchange.aborted
+
+
+async def test_a_stop_right_behind_many_departures(rig: Rig) -> None:
+    """R69: handlers that are cancelled just when the process stops hold nothing up, and nothing is told of them."""
+    upstream = await rig.upstream()
+    daemon = await rig.daemon(upstream, cap=10, engine_slots=11, queue_limit=10, server={"drain_timeout_seconds": 600})
+    clients = [await rig.post(daemon, OPENAI, tag, stream=tag % 2 == 0) for tag in range(20)]
+    await daemon.waiting(10)
+    for client in clients:
+        client.reset()
+    daemon.signal(signal.SIGTERM)
+    signalled_at = time.monotonic()
+    assert await daemon.exit_code() == 0
+    assert time.monotonic() - signalled_at < 2
+    await eventually(lambda: len(upstream.aborted) == len(upstream.exchanges))
 
 
 async def test_the_drain_says_what_it_does(rig: Rig) -> None:
@@ -209,7 +224,7 @@ def has_begun(pid: int) -> bool:
 
 
 async def test_a_signal_at_any_time_of_the_start(rig: Rig) -> None:
-    """Whenever it comes, the process ends in order, or by the signal itself while nothing runs that could take it."""
+    """R69: whenever it comes, the process ends in order, or by the signal while nothing runs that could take it."""
     upstream = await rig.upstream()
     began_at = time.monotonic()
     daemon = await rig.daemon(upstream)

@@ -83,7 +83,7 @@ async def busy(
 
 @everywhere
 async def test_who_waits_hears_something(rig: Rig, surface: Surface, process: bool) -> None:
-    """O11, S32: a first sign, then one in each interval, then the answer as if nothing had been."""
+    """R51, O11, S32: a first sign, then one in each interval, then the answer as if nothing had been."""
     upstream = await rig.upstream()
     gateway, _, holder = await busy(rig, upstream, process)
     asked_at = time.monotonic()
@@ -579,7 +579,7 @@ async def test_a_hopeless_wait_is_refused_at_entry(rig: Rig, surface: Surface) -
 
 @pytest.mark.parametrize("process", [False, True], ids=["in-process", "daemon"])
 async def test_counting_and_listing_pass_a_full_queue(rig: Rig, process: bool) -> None:
-    """M1, M3, O13: no slot and no place in the queue is needed, however full both are."""
+    """R54, M1, M3, O13: no slot and no place in the queue is needed, however full both are."""
 
     def script(exchange: Exchange) -> None:
         if exchange.request.target == "/tokenize":

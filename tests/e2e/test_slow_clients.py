@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from rig import (
@@ -14,6 +16,7 @@ from rig import (
     STREAM,
     TEXT,
     WHOLE,
+    Daemon,
     Exchange,
     RawClient,
     Response,
@@ -25,6 +28,7 @@ from rig import (
     everywhere,
     everywhere_both_ways,
     framed,
+    head,
 )
 
 MEGABYTE = 1 << 20
@@ -54,6 +58,7 @@ async def slow_client(rig: Rig, gateway: RunningGateway, surface: Surface, tag: 
 @everywhere
 async def test_a_client_that_reads_nothing(rig: Rig, surface: Surface, process: bool) -> None:
     """The upstream is paused, not buffered without end; after client_stall_timeout_seconds the client is given up."""
+    # R64
     upstream = await rig.upstream()
     server = {"client_stall_timeout_seconds": 0.5}
     gateway = await rig.gateway(upstream, server=server, process=process)
@@ -226,3 +231,48 @@ async def test_a_stuck_client_with_a_silent_upstream(rig: Rig) -> None:
     response = await client.response()
     assert OPENAI.in_band_error(response) is not None
     assert framed(b"") not in response.body
+
+
+async def test_a_hundred_clients_that_read_nothing(rig: Rig) -> None:
+    """R64: streamed and whole, all are given up, their slots are back, and meanwhile they took what they may take."""
+    count, stall_seconds = 100, 2
+    took_at: dict[int | None, float] = {}
+
+    async def send_on(exchange: Exchange) -> None:
+        # What the kernels hold between the upstream and the gateway is not what this is about.
+        sock = exchange.connection.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        streamed = b'"stream":true' in exchange.request.body
+        if streamed:
+            exchange.begin_stream()
+        else:
+            exchange.write(head(200, "content-type: application/json", f"content-length: {1 << 30}"))
+        while not exchange.aborted:
+            if unsent(exchange) == 0:
+                took_at[exchange.tag] = time.monotonic()
+                exchange.write(framed(LONG_EVENT) if streamed else LONG_EVENT)
+            await asyncio.sleep(0.01)  # its pace
+
+    upstream = await rig.upstream()
+    server = {"client_stall_timeout_seconds": stall_seconds}
+    daemon = await rig.daemon(upstream, server=server, engine_slots=count + 1, cap=count)
+    clients = [await rig.client(daemon, receive_buffer=16 << 10) for _ in range(count)]
+    for tag, client in enumerate(clients):
+        await client.post(OPENAI.path, OPENAI.body(tag, stream=not tag % 2))
+    await upstream.exchange(count - 1)
+    before = resident_bytes(daemon)
+    sending = [asyncio.ensure_future(send_on(exchange)) for exchange in upstream.exchanges]
+    await eventually(lambda: len(upstream.aborted) == count, 30, what=lambda: f"{len(upstream.aborted)} given up")
+    await asyncio.gather(*sending)
+    grown = resident_bytes(daemon, peak=True) - before
+    await daemon.settled()
+    assert sum(record["outcome"] == "client_stalled" for record in daemon.records) == count
+    late = [(exchange.aborted_at or 0) - took_at[exchange.tag] - stall_seconds for exchange in upstream.aborted]
+    assert max(late) < 2
+    # For each response_buffer_bytes, and one read from its upstream.
+    assert grown < 64 * MEGABYTE
+
+
+def resident_bytes(daemon: Daemon, *, peak: bool = False) -> int:
+    status = Path(f"/proc/{daemon.pid}/status").read_text()
+    return int(re.findall(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", status)[0]) << 10

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from rig import (
@@ -24,6 +26,7 @@ from rig import (
     Rig,
     RunningGateway,
     Surface,
+    eventually,
     everywhere,
     everywhere_both_ways,
     framed,
@@ -169,6 +172,29 @@ async def test_silent_from_the_start(rig: Rig, surface: Surface, stream: bool, p
     await rig.check_usable(gateway, upstream)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_answer_in_time_counts_though_it_is_read_late(rig: Rig, begun: bool) -> None:
+    """A gateway that stood still past the time-out takes what has come meanwhile: the silence was its own."""
+    upstream = await rig.upstream()
+    gateway = await rig.daemon(upstream, first_byte_timeout_seconds=0.2, idle_timeout_seconds=0.2)
+    client = await rig.post(gateway, OPENAI, stream=True)
+    exchange = await upstream.exchange(0)
+    if begun:
+        exchange.begin_stream(FIRST_EVENT)
+        await client.read_head()
+    gateway.signal(signal.SIGSTOP)
+    stat = Path(f"/proc/{gateway.pid}/stat")
+    await eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    if not begun:
+        exchange.begin_stream(FIRST_EVENT)
+    exchange.end_stream(DONE)
+    await asyncio.sleep(0.4)  # twice the limit: the time-out is due before the answer is read
+    gateway.signal(signal.SIGCONT)
+
+    await gateway.record(outcome="completed")
+    await rig.check_usable(gateway, upstream)
+
+
 @pytest.mark.parametrize("start", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-"])
 async def test_silent_within_the_head(rig: Rig, start: bytes) -> None:
     """An interim answer or half a head is not the first byte of an answer, and buys no time."""
@@ -215,7 +241,7 @@ async def test_silent_behind_the_head(rig: Rig, surface: Surface, process: bool)
 
 
 async def test_the_time_in_the_queue_is_not_the_upstreams(rig: Rig) -> None:
-    """The upstream's time starts with the grant: a wait longer than its limit takes nothing from it."""
+    """R29: the upstream's time starts with the grant: a wait longer than its limit takes nothing from it."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, first_byte_timeout_seconds=0.4)
     first = await rig.post(gateway, OPENAI, 1, stream=True)
@@ -458,7 +484,7 @@ async def test_silent_in_a_whole_answer(rig: Rig) -> None:
 
 
 async def test_a_slow_stream_is_not_a_silent_one(rig: Rig) -> None:
-    """Time-outs count silence and not length: a stream that lasts three times its limits goes on to its end."""
+    """R27: time-outs count silence and not length: a stream that lasts three times its limits goes on to its end."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, idle_timeout_seconds=0.15, first_byte_timeout_seconds=0.15)
     client = await rig.post(gateway, OPENAI, stream=True)
@@ -491,7 +517,7 @@ def bad_chunk(exchange: Exchange) -> None:
 
 @pytest.mark.parametrize("fault", [short_length, short_chunked, bad_chunk])
 async def test_a_body_that_ends_short(rig: Rig, fault: Callable[[Exchange], None]) -> None:
-    """A body shorter than its framing says is never passed on as a whole one."""
+    """R50: a body shorter than its framing says is never passed on as a whole one."""
     upstream = await rig.upstream(fault)
     gateway = await rig.gateway(upstream)
     client = await rig.post(gateway, OPENAI)
@@ -535,6 +561,7 @@ async def test_bytes_behind_the_answer_are_not_passed_on(rig: Rig) -> None:
 
 async def test_twenty_faults_in_a_row(rig: Rig, surface: Surface) -> None:
     """No fault takes a slot with it, however often it comes: reset, silence, refusal and broken streams in turn."""
+    # R16
 
     def broken_stream(exchange: Exchange) -> None:
         exchange.write(STREAM_HEAD + framed(FIRST_EVENT))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 
 import pytest
 from rig import FakeTransport, Outcome
 
 from aiogw.errors import UpstreamBroken, UpstreamTimeout
-from aiogw.upstream.connection import MAX_HEAD_BYTES, Connection
+from aiogw.upstream.connection import MAX_HEAD_BYTES, UNREAD_GRACE_SECONDS, Connection
 
 REQUEST_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
 
@@ -490,6 +492,21 @@ async def test_no_head_in_time(received: bytes) -> None:
     assert wire.transport.aborted
 
 
+async def test_bytes_that_stay_unread_buy_little_time() -> None:
+    """A time-out that is due while something lies unread waits for the loop to read it, and not for ever."""
+    wire = Wire(first_byte_timeout_seconds=0.03)
+    ours, upstreams = socket.socketpair()
+    with ours, upstreams:
+        wire.transport.sock = ours
+        upstreams.send(b"never read")
+        outcome = wire.request()
+        began_at = time.monotonic()
+        await outcome.end()
+        assert time.monotonic() - began_at >= 0.03 + UNREAD_GRACE_SECONDS - 0.01
+        assert isinstance(outcome.error, UpstreamTimeout)
+        assert wire.transport.aborted
+
+
 async def test_silence_in_the_body() -> None:
     """Once the body has begun the other time-out counts, from the last byte of it."""
     wire = Wire(first_byte_timeout_seconds=5, idle_timeout_seconds=0.05)
@@ -578,7 +595,7 @@ async def test_a_connection_that_ends_while_it_is_paused_reads_again() -> None:
 
 
 async def test_an_idle_connection_has_no_time_out() -> None:
-    """The timers of a response end with it."""
+    """R39: the timers of a response end with it."""
     wire = Wire(first_byte_timeout_seconds=0.02, idle_timeout_seconds=0.02)
     wire.request()
     wire.receive(answer(OK + b"content-length: 0\n\n"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import ssl
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 from rig import (
     WHOLE,
     Outcome,
@@ -21,6 +21,8 @@ from rig import (
     chunk,
     eventually,
     head,
+    make_certificate,
+    needs_openssl,
     open_files,
     whole,
 )
@@ -42,6 +44,7 @@ def make_pool(upstream: ScriptedUpstream | tuple[str, int], **changes: object) -
         authority="upstream.test:80",
         prefix=str(changes.pop("prefix", "")),
         ssl_context=changes.pop("ssl_context", None),  # type: ignore[arg-type]
+        credential=changes.pop("credential", None),  # type: ignore[arg-type]
     )
     seconds = {"connect_timeout_seconds": 2.0, "first_byte_timeout_seconds": 5.0, "idle_timeout_seconds": 5.0}
     return UpstreamPool(upstream="reasoning", target=target, **(seconds | changes))  # type: ignore[arg-type]
@@ -98,6 +101,38 @@ async def test_a_large_body(upstream: ScriptedUpstream) -> None:
     pool.close()
 
 
+async def test_an_upstream_that_takes_its_time_to_take_it() -> None:
+    """R28: while a large request is being taken, its upstream is not silent; the time for an answer begins after it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for taken in range(30):
+            await reader.readexactly(1 << 20)
+            await asyncio.sleep(0.03)  # together several times first_byte_timeout_seconds
+            if not answers and taken == 20:
+                await stopped.wait()
+                writer.transport.abort()
+                return
+        writer.write(whole(WHOLE))
+        await writer.drain()
+        writer.close()
+
+    stopped = asyncio.Event()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    for answers in (True, False):
+        pool = make_pool(server.sockets[0].getsockname(), first_byte_timeout_seconds=0.2)
+        outcome = await post(pool, b"x" * (30 << 20))
+        if answers:
+            assert outcome.data == WHOLE
+        else:
+            # One that does not take it any more is given up.
+            assert isinstance(outcome.error, UpstreamTimeout)
+        pool.close()
+    stopped.set()
+    server.close()
+    await eventually(lambda: len(asyncio.all_tasks()) == 1)
+
+
 async def test_a_kept_connection_is_written_to_at_once(upstream: ScriptedUpstream) -> None:
     """On a kept connection the request has gone to the kernel when ``post`` returns: no turn of the loop is lost."""
     upstream.script = answer
@@ -149,15 +184,16 @@ async def test_a_closed_pool_keeps_nothing(upstream: ScriptedUpstream) -> None:
     """Idle connections go when the pool is closed, and those in use as soon as they become idle."""
     pool = make_pool(upstream)
     outcomes = [Outcome(), Outcome()]
-    for outcome in outcomes:
-        begin(pool, outcome)
-    await upstream.exchange(1)
-    upstream.exchanges[0].answer()
+    for tag, outcome in enumerate(outcomes):
+        begin(pool, outcome, b"tag:%d" % tag)
+    # Two that connect at once may arrive in either order.
+    first, second = await upstream.tagged(0), await upstream.tagged(1)
+    first.answer()
     await outcomes[0].end()
     pool.close()
-    await eventually(lambda: upstream.exchanges[0].connection.closed)
-    assert not upstream.exchanges[1].connection.closed
-    upstream.exchanges[1].answer()
+    await eventually(lambda: first.connection.closed)
+    assert not second.connection.closed
+    second.answer()
     assert (await outcomes[1].end()).data == WHOLE
     await eventually(lambda: upstream.open_connections == [])
     assert pool.take() is None
@@ -186,6 +222,36 @@ async def test_a_name_with_two_addresses(rig: Rig) -> None:
     pool.close()
 
 
+async def test_an_address_of_two_that_does_not_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R65: it does not use up the time in which another one would have answered; slow ones come round again."""
+    upstream = await rig.upstream(answer)
+    assert isinstance(upstream.address, tuple)
+    loop = asyncio.get_running_loop()
+    port = upstream.address[1]
+    tried: list[str] = []
+    answers_from = 0
+
+    async def getaddrinfo(*_arguments: object, **_more: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("192.0.2.1", "127.0.0.1")]
+
+    async def sock_connect(sock: socket.socket, address: tuple[str, int]) -> None:
+        tried.append(address[0])
+        if address[0] == "192.0.2.1" or len(tried) < answers_from:
+            await asyncio.Event().wait()
+        await type(loop).sock_connect(loop, sock, address)
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo, raising=False)
+    monkeypatch.setattr(loop, "sock_connect", sock_connect, raising=False)
+    monkeypatch.setattr(pool_module, "ATTEMPT_SECONDS", 0.02)
+    for turns in (1, 2):
+        tried.clear()
+        answers_from = 2 * turns - 1
+        pool = make_pool(("two.test", port), connect_timeout_seconds=8)
+        assert (await post(pool)).data == WHOLE
+        assert ["192.0.2.1", "127.0.0.1"] * turns == tried
+        pool.close()
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -201,10 +267,10 @@ async def test_why_there_is_no_connection(
 ) -> None:
     """The client is told what went wrong in plain words and without an address; the log has one line with it."""
 
-    async def create_connection(*_arguments: object, **_more: object) -> object:
+    async def sock_connect(*_arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create_connection, raising=False)
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", sock_connect, raising=False)
     outcome = await post(make_pool(("10.0.0.1", 80)))
     assert isinstance(outcome.error, UpstreamUnavailable)
     assert outcome.error.reason == reason
@@ -217,10 +283,10 @@ async def test_nobody_answers_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that is not made in time is given up."""
     never = asyncio.Event()
 
-    async def create_connection(*_arguments: object, **_more: object) -> object:
+    async def sock_connect(*_arguments: object) -> None:
         await never.wait()
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create_connection, raising=False)
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", sock_connect, raising=False)
     outcome = await post(make_pool(("10.0.0.1", 80), connect_timeout_seconds=0.03))
     assert isinstance(outcome.error, UpstreamUnavailable)
     assert outcome.error.reason == "no connection within 0.03 s"
@@ -359,7 +425,7 @@ async def test_pausing_holds_the_upstream_back(upstream: ScriptedUpstream) -> No
 
 
 async def test_the_three_time_outs(upstream: ScriptedUpstream) -> None:
-    """Each limit is the one that was set, and the upstream sees its connection closed."""
+    """R31: each limit is the one that was set, and the upstream sees its connection closed."""
     pool = make_pool(upstream, first_byte_timeout_seconds=0.05, idle_timeout_seconds=0.1)
     outcome = await post(pool)
     assert isinstance(outcome.error, UpstreamTimeout)
@@ -374,19 +440,10 @@ async def test_the_three_time_outs(upstream: ScriptedUpstream) -> None:
 
 # -- TLS ------------------------------------------------------------------------------------------------------------
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command to make certificates")
-
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for ``localhost`` that signs itself, and its key."""
-    directory = tmp_path_factory.mktemp("tls")
-    paths = directory / "certificate.pem", directory / "key.pem"
-    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    command = ["openssl", "req", "-x509", *options, *names, "-out", str(paths[0]), "-keyout", str(paths[1])]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
-    return paths
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 async def tls_server(certificate: tuple[Path, Path]) -> asyncio.Server:
@@ -445,3 +502,33 @@ async def test_tls_with_a_plain_server(rig: Rig) -> None:
     outcome = await post(pool)
     assert isinstance(outcome.error, UpstreamUnavailable)
     assert "TLS failed" in outcome.error.reason
+
+
+@needs_openssl
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=("asyncio", "uvloop"))
+def test_aborts_within_tls(certificate: tuple[Path, Path], new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """R63: calls aborted at any moment of handshake and answer leave no descriptor and no noise, on either loop."""
+    faults: list[dict[str, object]] = []
+
+    async def abort_often() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
+        server = await tls_server(certificate)
+        context = ssl.create_default_context(cafile=str(certificate[0]))
+        pool = make_pool(("localhost", server.sockets[0].getsockname()[1]), ssl_context=context)
+        assert (await post(pool)).data == WHOLE
+        pool.take().abort()  # type: ignore[union-attr]
+        before = open_files()
+        for turns in range(200):
+            call = begin(pool, Outcome())
+            for _ in range(turns % 40):
+                await asyncio.sleep(0)
+            call.abort()
+        await eventually(lambda: open_files() <= before, what=lambda: f"{open_files()} <= {before} descriptors")
+        assert (await post(pool)).data == WHOLE
+        pool.close()
+        server.close()
+        await eventually(lambda: len(asyncio.all_tasks()) == 1, what="the server's own tasks have ended")
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(abort_often())
+    assert faults == []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aiogw.canonical import Document, ModelCard, Operation
 from aiogw.dialects.anthropic.models import list_models, one_model
 from aiogw.dialects.base import Endpoint, LocalEndpoint, RelayEndpoint
-from aiogw.errors import MethodNotAllowed, UnknownEndpoint
+from aiogw.errors import MethodNotAllowed, UnknownEndpoint, quoted
 
 MOUNT = "/llm"
 COUNT_TOKENS = f"{MOUNT}/v1/messages/count_tokens"
@@ -57,7 +57,7 @@ def _hint(path: str) -> str:
     if below.endswith(_OPENAI):
         return f"Below {MOUNT} is Anthropic's Messages API; OpenAI clients use /v1."
     if below.startswith(("/messages", "/models")):
-        return f"The version is missing: {MOUNT}/v1{below}."
+        return f"The version is missing: {quoted(f'{MOUNT}/v1{below}')}."
     if below.startswith("/v1/messages/batches"):
         return "Message batches are not offered here."
     if below.endswith("/") and path.rstrip("/") in (_MESSAGES, _MODELS):

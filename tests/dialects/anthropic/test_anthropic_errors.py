@@ -43,6 +43,7 @@ NEVER = {"x-should-retry": "false"}
 LEAVES: list[tuple[tree.GatewayError, int, str, dict[str, str]]] = [
     (tree.MalformedBody(reason="x"), 400, "invalid_request_error", NEVER),
     (tree.InvalidField(path="a.0", reason="x"), 400, "invalid_request_error", NEVER),
+    (tree.InvalidKey(), 401, "authentication_error", NEVER | {"www-authenticate": "Bearer"}),
     (tree.UnknownModel(model="m", known=("n",)), 404, "not_found_error", NEVER),
     (tree.UnknownEndpoint(method="GET", path="/llm/x", hint="h"), 404, "not_found_error", NEVER),
     (
@@ -52,8 +53,11 @@ LEAVES: list[tuple[tree.GatewayError, int, str, dict[str, str]]] = [
         NEVER | {"allow": "POST"},
     ),
     (tree.BodyTooLarge(limit_bytes=5), 413, "request_too_large", NEVER),
+    (tree.MalformedRequest(reason="its target is malformed"), 400, "invalid_request_error", NEVER),
+    (tree.UnsupportedCoding(coding="br", known=("gzip",)), 415, "invalid_request_error", NEVER),
     (tree.TooManySequences(upstream="u", sequences=9, cap=6), 400, "invalid_request_error", NEVER),
     (tree.QueueFull(**REFUSAL, cap=6, queue_limit=8), 503, "overloaded_error", AGAIN),
+    (tree.QueuePlacesTaken(**REFUSAL, queue_places=4), 503, "overloaded_error", AGAIN),
     (tree.QueueTimeout(**REFUSAL, waited_seconds=30), 503, "overloaded_error", AGAIN),
     (
         tree.QueueTooSlow(**REFUSAL, estimated_seconds=90, queue_timeout_seconds=30),

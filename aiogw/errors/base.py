@@ -1,0 +1,45 @@
+"""What all endings other than success have in common; fields and one sentence, no surface's wording."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class GatewayError(Exception):
+    """An ending other than success.
+
+    ``status`` is the one decision all surfaces share; ``code`` names the kind for programs, logs and metrics;
+    ``message`` is the sentence a person reads.  ``should_retry`` is what ``x-should-retry`` says to the SDKs, None
+    where the gateway has no opinion of its own.
+    """
+
+    code: ClassVar[str]
+    title: ClassVar[str]
+    status: ClassVar[int]
+    should_retry: ClassVar[bool | None] = False
+
+    @property
+    def message(self) -> str:
+        raise NotImplementedError  # pragma: no cover - every leaf has its own sentence
+
+    @property
+    def param(self) -> str | None:
+        """The path of the member that is wrong, where one is."""
+        return None
+
+    @property
+    def retry_after(self) -> int | None:
+        """Whole seconds for ``Retry-After``, where there is a time to name."""
+        return None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def quoted(text: str, *, limit: int = 200) -> str:
+    """Client-given text made safe to show: printable ASCII, escaped, bounded, in quotes."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return ascii(cut)

@@ -1,0 +1,133 @@
+"""What is ours: refusals of a request that would be served at another time, and our own mistakes."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from aiogw.errors.base import GatewayError
+
+
+@frozen(kw_only=True)
+class Refusal(GatewayError):
+    """Not now.  ``retry_after_seconds`` is a whole number from 1 to 60."""
+
+    retry_after_seconds: int
+
+    status = 503
+    should_retry = True
+
+    @property
+    def retry_after(self) -> int | None:
+        return self.retry_after_seconds
+
+
+@frozen(kw_only=True)
+class QueueRefusal(Refusal):
+    """The queue's doing; ``estimated_seconds`` is what ``retry_after_seconds`` was made from: a newcomer's wait."""
+
+    upstream: str
+    estimated_seconds: float | None = None
+
+    @property
+    def _advice(self) -> str:
+        again = f"try again in {self.retry_after_seconds} s"
+        return again if self.estimated_seconds is None else f"the wait is about {self.estimated_seconds:.3g} s; {again}"
+
+
+@frozen(kw_only=True)
+class QueueFull(QueueRefusal):
+    cap: int
+    queue_limit: int
+
+    code = "queue_full"
+    title = "Queue full"
+
+    @property
+    def message(self) -> str:
+        return (
+            f"All {self.cap} slots of the upstream {self.upstream!r} are busy and all {self.queue_limit} places of its "
+            f"queue are taken; {self._advice}"
+        )
+
+
+@frozen(kw_only=True)
+class QueuePlacesTaken(QueueRefusal):
+    """The queue is not full, but one holder has as many who wait as it may."""
+
+    queue_places: int
+
+    code = "queue_places_taken"
+    title = "Share of the queue taken"
+
+    @property
+    def message(self) -> str:
+        return (
+            f"All {self.queue_places} places that this key may occupy in the queue of the upstream {self.upstream!r} "
+            f"are taken; {self._advice}"
+        )
+
+
+@frozen(kw_only=True)
+class QueueTimeout(QueueRefusal):
+    waited_seconds: float
+
+    code = "queue_timeout"
+    title = "Waited too long"
+
+    @property
+    def message(self) -> str:
+        return f"No slot of the upstream {self.upstream!r} became free within {self.waited_seconds:g} s; {self._advice}"
+
+
+@frozen(kw_only=True)
+class QueueTooSlow(QueueRefusal):
+    """Refused at entry: by the estimate it would only have timed out later."""
+
+    queue_timeout_seconds: float
+
+    code = "queue_too_slow"
+    title = "Would wait too long"
+
+    @property
+    def message(self) -> str:
+        limit = f"the {self.queue_timeout_seconds:g} s it may"
+        return f"A request to the upstream {self.upstream!r} would wait longer than {limit}; {self._advice}"
+
+
+@frozen(kw_only=True)
+class MemoryFull(Refusal):
+    limit_bytes: int
+
+    code = "memory_full"
+    title = "Memory full"
+
+    @property
+    def message(self) -> str:
+        return (
+            f"The bodies of other requests take too much of the {self.limit_bytes} bytes there are for all of them; "
+            f"try again in {self.retry_after_seconds} s"
+        )
+
+
+@frozen(kw_only=True)
+class Draining(Refusal):
+    upstream: str
+
+    code = "draining"
+    title = "Shutting down"
+
+    @property
+    def message(self) -> str:
+        return f"The gateway is shutting down or restarting; try again in {self.retry_after_seconds} s"
+
+
+@frozen(kw_only=True)
+class InternalFault(GatewayError):
+    code = "internal_error"
+    title = "Internal error"
+    status = 500
+    should_retry = None
+
+    @property
+    def message(self) -> str:
+        return "The gateway failed in a way it should not; its log has the details under this request's id"
