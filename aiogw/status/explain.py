@@ -21,6 +21,8 @@ _ENDS: Mapping[str, tuple[str, str]] = {
     "client_gone": ("the client", "it closed its connection"),
     "client_stalled": ("the gateway", "the client took nothing of its answer for client_stall_timeout_seconds"),
     "queue_full": ("the gateway", "all slots were taken and all places in the queue as well"),
+    "queue_places_taken": ("the gateway", "as many requests of its key waited already as the key's queue_places"),
+    "memory_full": ("the gateway", "all request bodies together had taken body_memory_bytes"),
     "queue_timeout": ("the gateway", "no slot had come free within queue_timeout_seconds"),
     "queue_too_slow": ("the gateway", "by the estimate it would have waited beyond queue_timeout_seconds"),
     "draining": ("the gateway", "it was shutting down"),
@@ -36,9 +38,13 @@ _ENDS: Mapping[str, tuple[str, str]] = {
     "invalid_body": ("the gateway", "its body could not be read"),
     "invalid_request": ("the gateway", "a member of its body is wrong"),
     "request_too_large": ("the gateway", "its body is larger than max_body_bytes"),
+    "invalid_api_key": ("the gateway", "it came with no key that is known"),
+    "body_timeout": ("the gateway", "its body came too slowly, see body_timeout_seconds"),
+    "unsupported_encoding": ("the gateway", "its body has a content coding that cannot be read"),
+    "malformed_request": ("the gateway", "it was not HTTP"),
     "internal_error": ("the gateway", "a fault of its own; the log has more"),
 }
-_NEVER_GRANTED = ("queue_full", "queue_timeout", "queue_too_slow", "draining", "too_many_sequences")
+_NEVER_GRANTED = ("queue_full", "queue_places_taken", "queue_timeout", "queue_too_slow", "draining")
 
 
 @frozen(kw_only=True)

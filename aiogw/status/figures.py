@@ -48,6 +48,8 @@ ENDINGS = {
     "client_gone": "client left",
     "client_stalled": "client took nothing",
     "queue_full": "refused: queue full",
+    "queue_places_taken": "refused: key's places taken",
+    "memory_full": "refused: bodies fill memory",
     "queue_timeout": "refused: waited too long",
     "queue_too_slow": "refused: would wait too long",
     "draining": "refused: shutting down",
@@ -55,6 +57,9 @@ ENDINGS = {
     "upstream_timeout": "upstream silent",
     "upstream_broken": "upstream broke off",
     "upstream_error": "upstream refused",
+    "upstream_auth": "upstream refused our key",
+    "invalid_api_key": "key not known",
+    "body_timeout": "client sent too slowly",
     "internal_error": "fault of the gateway",
 }
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,10 @@ from rig import (
     upstream_table,
 )
 
+from aiogw.errors import GatewayError
 from aiogw.status import feed as feed_module
 from aiogw.status import reader, serving
+from aiogw.status.explain import story
 from aiogw.status.snapshot import Document, merge
 
 SECRET = "the-prompt-that-nobody-may-see"
@@ -117,6 +119,47 @@ async def test_the_document_of_a_saturated_gateway(rig: Rig, process: bool) -> N
         assert SECRET.encode() not in (await gateway.admin(path)).body
 
 
+async def test_whose_request_it_is(rig: Rig, tmp_path: Path) -> None:
+    """Requests and endings have the name of their key, never the key; so has the story."""
+    path = tmp_path / "key"
+    path.touch(0o600)
+    path.write_text("sk-not-to-be-seen\n")
+    auth = {"mode": "keys", "keys": {"alice": {"file": str(path), "models": "all", "queue_places": 8}}}
+    upstream = await rig.upstream()
+    daemon = await rig.daemon(upstream, auth=auth)
+    client = await rig.post(daemon, OPENAI, 1, "authorization: Bearer sk-not-to-be-seen", "x-request-id: id-1")
+    exchange = await upstream.exchange(0)
+    refused = await rig.ask(daemon, OPENAI, 2, "authorization: Bearer sk-other-and-wrong")
+    told = await status(daemon)
+    assert (401, ["alice"]) == (refused.status, [row["key"] for row in told["requests"].values()])
+    assert ["invalid_api_key"] == [row["outcome"] for row in told["endings"].values()]
+    page = (await daemon.admin("/status")).body
+    assert b"alice" in page
+    for secret in ("sk-not-to-be-seen", "sk-other-and-wrong"):
+        assert secret not in json.dumps(told)
+        assert secret.encode() not in page
+    exchange.answer()
+    await client.response()
+    await daemon.record(request_id="id-1")
+    _, out, _ = await command("explain", "id-1", stdin="\n".join(daemon.lines).encode())
+    assert "model reasoning, key alice" in out
+
+
+def test_every_ending_has_a_sentence() -> None:
+    """Whatever error the gateway knows, the story says who ended it, and why."""
+
+    def kinds(one: type[GatewayError]) -> Iterator[type[GatewayError]]:
+        yield one
+        for kind in one.__subclasses__():
+            yield from kinds(kind)
+
+    codes = {kind.code for kind in kinds(GatewayError) if isinstance(getattr(kind, "code", None), str)}
+    assert len(codes) > 15
+    for code in (*codes, "completed", "client_gone", "client_stalled", "upstream_error", "upstream_auth"):
+        (*_, last) = story({"request_id": "x", "time": "2026-12-01T10:00:00.000Z", "outcome": code})
+        assert "ended by the " in last, code
+
+
 async def test_a_departed_client_settles(rig: Rig) -> None:
     """Its slot is told apart while the engine lets go of it, and its ending says where it was."""
     upstream = await rig.upstream()
@@ -197,7 +240,7 @@ async def test_a_watcher_that_reads_nothing_is_let_go(rig: Rig, monkeypatch: pyt
     for tag in range(50):
         await rig.post(gateway, OPENAI, tag, f"x-request-id: {'x' * 100}{tag}")
     await gateway.waiting(50)
-    feed = gateway.gateway._status._feed  # type: ignore[attr-defined]
+    feed = gateway.gateway._live_view._feed  # type: ignore[attr-defined]
     async with watching(gateway, receive_buffer=4096) as stuck, watching(gateway) as quick:
         await quick.read_head()
         await eventually(lambda: 2 == feed.watchers)
