@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp_sse_client import client as sse_client
 from rig import (
     ANTHROPIC,
     FIRST_EVENT,
     OPENAI,
+    WHOLE,
     Daemon,
     RawClient,
     Rig,
@@ -177,6 +179,24 @@ async def test_a_departed_client_settles(rig: Rig) -> None:
     assert (0, 1) == (one["slots_in_use"], one["slots_settling"])
     (ending,) = told["endings"].values()
     assert ("client_gone", "running") == (ending["outcome"], ending["left"])
+
+
+async def test_a_client_that_takes_its_time(rig: Rig) -> None:
+    """Once the upstream has ended, the slot is free, and who has yet to take the rest is shown as that."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, server={"client_stall_timeout_seconds": 60, "response_buffer_bytes": 1 << 24})
+    client = await rig.client(gateway, receive_buffer=4096)
+    await client.post(OPENAI.path, OPENAI.body(1), "x-request-id: id-1")
+    (await upstream.exchange(0)).answer(WHOLE + b" " * (8 << 20))
+
+    async def finishing() -> Document | None:
+        told = await status(gateway)
+        return told if line_of(told, "finish") == ["id-1"] else None
+
+    told = await eventually(finishing)
+    assert 0 == told["upstreams"]["reasoning"]["slots_in_use"]
+    assert b"<strong>runs at once</strong>" in (await gateway.admin("/status")).body
+    assert 200 == (await client.response()).status
 
 
 async def test_an_upstream_without_a_gate(rig: Rig) -> None:
@@ -339,25 +359,40 @@ async def test_status_of_what_is_no_admin_address(rig: Rig) -> None:
     assert "is it the admin address?" in err
 
 
-async def test_a_reader_outlives_the_gateway(rig: Rig, tmp_path: Path) -> None:
-    """Stopped and started again, it is followed on, from a snapshot of the new one."""
+async def test_a_reader_outlives_the_gateway(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, away for several attempts and started again, it is followed on, from a snapshot of the new one."""
+    attempts = 0
+
+    class Counted(sse_client.EventSource):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            nonlocal attempts
+            attempts += 1
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(sse_client, "EventSource", Counted)
+    monkeypatch.setattr(reader, "RECONNECT_SECONDS", 0.02)
     server = {"admin_listen": f"unix:{tmp_path}/admin.sock"}
     upstream = await rig.upstream()
     first = await rig.daemon(upstream, server=server)
-    documents = reader.follow(reader.AdminAddress(server["admin_listen"]))
-    async with contextlib.aclosing(documents):  # type: ignore[type-var]
-        began = (await anext(documents))["started_at"]
-        await first.stop()
-        rig.forget(first)
-        second = await rig.daemon(upstream, server=server)
-        async with asyncio.timeout(20):
-            while (await anext(documents))["started_at"] == began:
-                pass
-        await rig.post(second, OPENAI, 1, "x-request-id: after")
-        async with asyncio.timeout(20):
-            while line_of(await anext(documents), "first_byte") != ["after"]:
-                pass
+    told: Document = {}
+
+    async def follow() -> None:
+        nonlocal told
+        async for document in reader.follow(reader.AdminAddress(server["admin_listen"])):
+            told = document
+
+    following = asyncio.ensure_future(follow())
+    await eventually(lambda: told)
+    await first.stop()
+    rig.forget(first)
+    before = attempts
+    await eventually(lambda: attempts >= before + 3)
+    second = await rig.daemon(upstream, server=server)
+    await rig.post(second, OPENAI, 1, "x-request-id: after")
+    await eventually(lambda: line_of(told, "first_byte") == ["after"], 20)
     (await upstream.exchange(0)).answer()
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 class Screen:
