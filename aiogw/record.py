@@ -12,7 +12,7 @@ import secrets
 import time
 from typing import Any
 
-from attrs import define
+from attrs import define, frozen
 
 from aiogw.canonical import TokenUsage
 
@@ -59,6 +59,11 @@ class RequestRecord:
     usage: TokenUsage | None = None
     status: int | None = None
     outcome: str = COMPLETED
+
+    @property
+    def read_seconds(self) -> float | None:
+        """From the arrival of the request's head to its entry at the gate: what its body took to come."""
+        return None if self.entered_at is None else self.entered_at - self.arrived_at
 
     @property
     def wait_seconds(self) -> float | None:
@@ -111,6 +116,7 @@ class RequestRecord:
             "stream": self.stream,
             "sequences": self.sequences if self.sequences != 1 else None,
             "position": self.position,
+            "read_seconds": _rounded(self.read_seconds),
             "wait_seconds": _rounded(self.wait_seconds),
             "first_byte_seconds": _rounded(self.first_byte_seconds),
             "duration_seconds": _rounded(self.duration_seconds),
@@ -123,6 +129,25 @@ class RequestRecord:
             "left": self.left,
         }
         return {name: value for name, value in told.items() if value is not None}
+
+
+# Where a request is that has not ended; from FINISH on it holds no slot any more.
+QUEUE, FIRST_BYTE, STREAM, FINISH = "queue", "first_byte", "stream", "finish"
+
+
+@frozen(kw_only=True)
+class Progress:
+    """A request under way: its record so far, and what is put there at its end only.
+
+    ``number`` counts up in the order of entry; ``last_byte_at`` is when the upstream was last heard.
+    """
+
+    number: int
+    record: RequestRecord
+    upstream: str
+    phase: str
+    response_bytes: int
+    last_byte_at: float | None
 
 
 def _rounded(seconds: float | None) -> float | None:

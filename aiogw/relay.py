@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from aiohttp import web
 from attrs import frozen
@@ -24,7 +25,7 @@ from aiogw.departures import Departures
 from aiogw.dialects.base import Call, Dialect
 from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
 from aiogw.middleware import CALL, DIALECT, HELD_BODY, HOLDER, RECORD
-from aiogw.record import CLIENT_GONE, RequestRecord
+from aiogw.record import CLIENT_GONE, FINISH, FIRST_BYTE, QUEUE, STREAM, Progress, RequestRecord
 from aiogw.routing import Route, Routes
 from aiogw.upstream.answer import read_error
 from aiogw.upstream.endpoints import Upstream
@@ -67,6 +68,7 @@ class Relay:
         self._departures = departures
         self._gate = gate
         self._running: set[RelayedRequest] = set()
+        self._numbers = itertools.count(1)
         self._nothing_running = asyncio.Event()
         self._nothing_running.set()
         self.draining = False
@@ -92,6 +94,7 @@ class Relay:
             upstream=self._upstreams[route.address],
             limits=self._limits,
             departures=self._departures,
+            number=next(self._numbers),
         )
         relayed.stream.keep_alive = not self.draining
         self._running.add(relayed)
@@ -103,6 +106,10 @@ class Relay:
             self._running.discard(relayed)
             if not self._running:
                 self._nothing_running.set()
+
+    def progress(self) -> Iterator[Progress]:
+        """Where each request is, in no order."""
+        return (relayed.progress() for relayed in self._running)
 
     def retire(self) -> None:
         """Serve what comes, but let every response that is still to begin say that its connection ends with it.
@@ -147,7 +154,9 @@ class RelayedRequest:
         upstream: Upstream,
         limits: RelayLimits,
         departures: Departures,
+        number: int,
     ) -> None:
+        self._number = number
         self._loop = asyncio.get_running_loop()
         self._body = call.request.body
         self._held_body = request[HELD_BODY]
@@ -175,6 +184,7 @@ class RelayedRequest:
         self._left_at_work = False
         self._error_head: ResponseHead | None = None
         self._error_body = bytearray()
+        self._last_byte_at: float | None = None
         self._ended: asyncio.Future[GatewayError | ClientGone | None] = self._loop.create_future()
         self.route = route
         self._headers = [(name, self._record.request_id) for name in self._dialect.request_id_headers]
@@ -257,6 +267,22 @@ class RelayedRequest:
         if not self._ended.done():
             self._ended.set_result(None)
 
+    def progress(self) -> Progress:
+        if self._ended.done() or (self._record.granted_at is not None and self._call is None):
+            phase = FINISH
+        elif self._record.granted_at is None:
+            phase = QUEUE
+        else:
+            phase = FIRST_BYTE if self._last_byte_at is None else STREAM
+        return Progress(
+            number=self._number,
+            record=self._record,
+            upstream=self._upstream.name,  # a reload may have given it another name than the record has
+            phase=phase,
+            response_bytes=self.stream.bytes_written,
+            last_byte_at=self._last_byte_at,
+        )
+
     def close(self) -> None:
         """Give back whatever is still held: the last thing that happens to a request, whatever happened before."""
         self._let_go()
@@ -336,8 +362,10 @@ class RelayedRequest:
     def _take(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
         if self._ended.done():
             return
-        if data and self._record.first_byte_at is None:
-            self._record.first_byte_at = time.monotonic()
+        if data:
+            self._last_byte_at = time.monotonic()
+            if self._record.first_byte_at is None:
+                self._record.first_byte_at = self._last_byte_at
         if head is not None:
             self._body = b""  # it will not be sent again, and may be large
             if 200 <= head.status < 300:

@@ -628,7 +628,7 @@ def test_a_value_that_is_nearly_one_of_those_allowed(key: Key, value: Any, hint:
     ],
 )
 def test_an_upstreams_address_has_one_form(value: str, address: UpstreamAddress, shown: str | None) -> None:
-    """R67: Case, trailing dots and slashes, and the default port do not matter; a path before /v1 is kept."""
+    """R67: case, trailing dots and slashes, and the default port do not matter; a path before /v1 is kept."""
     found = load(url(value)).upstreams["reasoning"].url
     assert address == found
     assert shown in (None, str(found))

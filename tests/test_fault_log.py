@@ -19,9 +19,6 @@ TESTS = Path(__file__).parent
 # Section 4 of the notes on reliability.
 ROWS = tuple(f"R{number:02}" for number in range(1, 70))
 
-# Tests that hold a row and do not say so themselves.
-BY_NAME = {"R56": "test_a_socket_of_our_own_is_emptied_at_the_end"}
-
 _ID = re.compile(r"\bR(\d\d)\b")
 
 
@@ -44,8 +41,7 @@ def holders() -> Mapping[str, Sequence[str]]:
         if path == Path(__file__):
             continue
         for name, text in said(path.read_text()).items():
-            rows = {f"R{number}" for number in _ID.findall(text)}
-            for row in rows | {row for row, test in BY_NAME.items() if test == name}:
+            for row in {f"R{number}" for number in _ID.findall(text)}:
                 found[row].append(f"{path.relative_to(TESTS)}::{name}")
     return found
 

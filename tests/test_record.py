@@ -128,6 +128,7 @@ def test_the_fields_of_a_whole_request() -> None:
         ("stream", True),
         ("sequences", 2),
         ("position", 3),
+        ("read_seconds", 0.0001),
         ("wait_seconds", 2.0001),
         ("first_byte_seconds", 0.9998),
         ("duration_seconds", 10.0001),

@@ -104,7 +104,8 @@ async def test_a_limit_that_descriptors_do_not_allow(rig: Rig) -> None:
     _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     daemon = await rig.daemon(await rig.upstream(), server={"max_connections": allowed + 1})
     needed = allowed + 1 + 1 + 64 + 64
-    assert any(f"max_connections may need {needed} open files, and the limit is" in line for line in daemon.lines)
+    said = f"max_connections may need {needed} open files, and the limit is"
+    await eventually(lambda: any(said in line for line in daemon.lines), what=said)
 
 
 @pytest.mark.parametrize("admin", [False, True], ids=["clients", "admin"])

@@ -70,7 +70,7 @@ async def test_a_chunked_body_that_becomes_too_large(rig: Rig, surface: Surface)
 
 
 async def test_a_body_of_exactly_the_limit(rig: Rig, surface: Surface) -> None:
-    """R45: The limit itself is allowed; one byte more is not."""
+    """R45: the limit itself is allowed; one byte more is not."""
     upstream, gateway, client = await start(rig)
     body = surface.body(1, padding=LIMIT - len(surface.body(1)))
     assert len(body) == LIMIT
@@ -83,7 +83,7 @@ async def test_a_body_of_exactly_the_limit(rig: Rig, surface: Surface) -> None:
 
 
 async def test_continue_is_not_said_to_a_body_that_is_too_large(rig: Rig, surface: Surface) -> None:
-    """R46: A client that asks first is told 413 and not 100."""
+    """R46: a client that asks first is told 413 and not 100."""
     upstream, gateway, client = await start(rig)
     length = f"content-length: {LIMIT + 1}"
     await client.send(f"POST {surface.path} HTTP/1.1\r\nhost: x\r\n{length}\r\nexpect: 100-continue\r\n\r\n".encode())
@@ -283,7 +283,7 @@ async def test_a_path_in_disguise(rig: Rig, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
 async def test_a_wrong_method(rig: Rig, surface: Surface, method: str) -> None:
-    """R68: A method that an endpoint does not take is a 405 that says which it does."""
+    """R68: a method that an endpoint does not take is a 405 that says which it does."""
     upstream, _, client = await start(rig)
     await client.request(method, surface.path)
     response = await client.response(to=method)

@@ -37,7 +37,7 @@ def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_accounts_balance(arguments: tuple[str, ...]) -> None:
-    """R12, R14: What clients sent and got, what the upstream held, and what log and metrics say is one and the same."""
+    """R12, R14: what clients sent and got, what the upstream held, and what log and metrics say is one and the same."""
     done = chaos(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FAIL" not in done.stdout

@@ -175,7 +175,7 @@ async def test_an_event_is_passed_on_when_it_is_complete(rig: Rig) -> None:
 
 
 async def test_a_large_event_passes(rig: Rig) -> None:
-    """R40: An event of three megabytes, larger than any line limit, passes unchanged."""
+    """R40: an event of three megabytes, larger than any line limit, passes unchanged."""
     event = b'data: {"choices":[],"x":"' + "é€😀".encode() * 333333 + b'"}\n\n'
     upstream = await rig.upstream(lambda exchange: exchange.stream((event, DONE)))
     gateway = await rig.gateway(upstream)
@@ -299,7 +299,7 @@ async def test_what_the_gateway_adds_and_keeps_from_an_answer(rig: Rig) -> None:
 
 @pytest.mark.parametrize("surface", [OPENAI, ANTHROPIC], ids=lambda surface: surface.name)
 async def test_models_are_answered_here(rig: Rig, surface: Surface) -> None:
-    """R49: The list of models and each model come from the configuration; no upstream is asked, and HEAD works too."""
+    """R49: the list of models and each model come from the configuration; no upstream is asked, and HEAD works too."""
     upstream = await rig.upstream(answer)
     gateway = await rig.gateway(upstream, models=["reasoning", "org/second"])
     path = surface.models_path

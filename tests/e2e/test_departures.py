@@ -80,7 +80,7 @@ async def test_leaving_the_queue(rig: Rig, surface: Surface, process: bool, how:
 
 @pytest.mark.parametrize("how", WAYS)
 async def test_leaving_the_queue_with_a_large_request(rig: Rig, surface: Surface, how: str) -> None:
-    """R02: The size of what a client has sent does not hide its departure."""
+    """R02: the size of what a client has sent does not hide its departure."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream)
     first = await rig.post(gateway, surface, 1)
@@ -239,7 +239,7 @@ async def test_all_leave_in_the_tick_of_the_grant(rig: Rig, surface: Surface) ->
 
 
 async def test_leaving_behind_requests_that_nobody_reads(rig: Rig, process: bool) -> None:
-    """R02: A client that has sent so much ahead that its connection is not read any more is still not sent upstream."""
+    """R02: a client that has sent so much ahead that its connection is not read any more is still not sent upstream."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, process=process)
     first = await rig.post(gateway, OPENAI, 1)
@@ -322,7 +322,7 @@ async def test_leaving_mid_stream(rig: Rig, surface: Surface, process: bool, how
 
 @pytest.mark.parametrize(("process", "how"), WAYS_AND_ONE_DAEMON)
 async def test_leaving_while_the_upstream_goes_on_talking(rig: Rig, process: bool, how: str) -> None:
-    """R03, R09: An upstream that sends without a pause is stopped as well as one that is silent."""
+    """R03, R09: an upstream that sends without a pause is stopped as well as one that is silent."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, process=process)
     client = await rig.post(gateway, OPENAI, 1, stream=True)
@@ -404,7 +404,7 @@ async def test_leaving_while_the_upstream_is_connected_to(rig: Rig, surface: Sur
 
 
 async def test_two_hundred_leave_while_connections_are_made(rig: Rig) -> None:
-    """R19: Clients that leave at any moment of the connecting leave neither slots nor connections behind."""
+    """R19: clients that leave at any moment of the connecting leave neither slots nor connections behind."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, cap=7, queue_limit=100)
     for number in range(200):
@@ -444,7 +444,7 @@ async def test_leaving_after_the_answer_is_no_departure(rig: Rig, surface: Surfa
 
 
 async def test_two_hundred_departures(rig: Rig) -> None:
-    """R07: After many departures of all kinds the process has no socket and no slot more than before."""
+    """R07: after many departures of all kinds the process has no socket and no slot more than before."""
     upstream = await rig.upstream()
     gateway = await rig.daemon(upstream, cap=4, queue_limit=200)
     # The event loop opens a file of its own for its first connection.

@@ -228,7 +228,7 @@ async def on_two_addresses(rig: Rig) -> tuple[ScriptedUpstream, ScriptedUpstream
 
 
 async def test_every_address_of_a_name_is_an_endpoint(rig: Rig, names: Names) -> None:
-    """R36: They appear and disappear with the name's addresses; a name server that fails takes nothing away."""
+    """R36: they appear and disappear with the name's addresses; a name server that fails takes nothing away."""
     first, second = await on_two_addresses(rig)
     port = first.url.rpartition(":")[2]
     names.addresses = ["127.0.0.2", "127.0.0.3", "::2"]

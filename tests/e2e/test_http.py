@@ -162,7 +162,7 @@ async def test_a_request_id_is_taken_over(rig: Rig, surface: Surface, stream: bo
 
 @pytest.mark.parametrize("given", [None, "", "a b", "x" * 129, "-rm", "a\tb", 'a"b', "a;b", "../x", "\xe9"])
 async def test_a_request_id_is_made(rig: Rig, surface: Surface, given: str | None) -> None:
-    """R47: Without a sane id the gateway makes one, and uses it everywhere in its place."""
+    """R47: without a sane id the gateway makes one, and uses it everywhere in its place."""
     upstream = await rig.upstream(answer)
     gateway = await rig.gateway(upstream)
     headers = [] if given is None else [f"x-request-id: {given}"]
@@ -283,7 +283,7 @@ async def test_compression_is_never_asked_for(rig: Rig, surface: Surface) -> Non
 
 
 async def test_a_coding_that_came_unasked_is_passed_on_with_its_name(rig: Rig) -> None:
-    """R43: On /v1 an upstream's content coding is left as it is, in header and body alike."""
+    """R43: on /v1 an upstream's content coding is left as it is, in header and body alike."""
     import gzip
 
     packed = gzip.compress(WHOLE)

@@ -172,7 +172,7 @@ async def test_an_idle_connection_that_the_upstream_closes(rig: Rig, surface: Su
 
 
 async def test_an_upstream_that_closes_soon_after_each_answer(rig: Rig) -> None:
-    """R34: However soon an idle connection is closed under the next request, that one is served, and once."""
+    """R34: however soon an idle connection is closed under the next request, that one is served, and once."""
 
     def script(exchange: Exchange) -> None:
         answer(exchange)
@@ -213,7 +213,7 @@ async def test_a_connection_that_was_idle_for_too_long(rig: Rig, monkeypatch: py
 
 
 async def test_an_aborted_connection_is_not_used_again(rig: Rig, surface: Surface) -> None:
-    """R08: What is left of an abandoned answer never reaches another client."""
+    """R08: what is left of an abandoned answer never reaches another client."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream)
     client = await rig.post(gateway, surface, 1, stream=True)

@@ -21,6 +21,7 @@ from rig import (
     everywhere,
     make_certificate,
     needs_openssl,
+    request_bytes,
     upstream_table,
 )
 
@@ -156,6 +157,34 @@ async def test_no_body_is_waited_for(rig: Rig, surface: Surface, process: bool, 
         response = await client.response()
         assert response.status == 401
         client.close()
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["in-process", "daemon"])
+@pytest.mark.parametrize(
+    "doubtful",
+    [
+        ("transfer-encoding: gzip, chunked",),
+        ("transfer-encoding: identity",),
+        ("transfer-encoding: chunked, chunked",),
+        ("transfer-encoding: chunked",),
+        ("transfer-encoding: chunked", "content-length: 5"),
+        ("content-length: 18446744073709551615",),
+    ],
+    ids=lambda lines: lines[-1],
+)
+async def test_nothing_behind_a_request_without_a_key_is_one(
+    rig: Rig, process: bool, auth: Auth, doubtful: tuple[str, ...]
+) -> None:
+    """Wherever its body ends, the connection does, too: a good request behind it is not taken for one."""
+    upstream = await rig.upstream(answer)
+    gateway = await rig.gateway(upstream, process=process, auth=auth())
+    client = await rig.client(gateway)
+    hidden = request_bytes("POST", OPENAI.path, OPENAI.body(1), bearer(ALICE), "content-type: application/json")
+    await client.send(request_bytes("POST", OPENAI.path, None, *doubtful) + b"0\r\n\r\n" + hidden)
+    response = await client.response()
+    assert response.status in (400, 401)
+    assert await client.rest() == b""
+    assert upstream.exchanges == []
 
 
 async def test_a_client_that_asks_first_is_let_go_on_with_a_key(rig: Rig, auth: Auth) -> None:

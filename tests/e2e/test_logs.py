@@ -40,6 +40,7 @@ async def test_a_line_in_text(rig: Rig) -> None:
         "upstream",
         "stream",
         "position",
+        "read_seconds",
         "wait_seconds",
         "first_byte_seconds",
         "duration_seconds",
@@ -79,6 +80,7 @@ async def test_a_line_in_json(rig: Rig) -> None:
         "upstream",
         "stream",
         "position",
+        "read_seconds",
         "wait_seconds",
         "first_byte_seconds",
         "duration_seconds",
@@ -127,7 +129,7 @@ async def test_a_model_that_is_not_there_is_named(rig: Rig, surface: Surface, pr
 
 
 async def test_what_was_said_is_not_logged(rig: Rig) -> None:
-    """R61: Neither prompts nor answers nor credentials appear in the log, however a request ends."""
+    """R61: neither prompts nor answers nor credentials appear in the log, however a request ends."""
     upstream = await rig.upstream(answer)
     daemon = await rig.daemon(upstream, server={"log_level": "debug"})
     for surface in (OPENAI, ANTHROPIC):

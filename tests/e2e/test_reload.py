@@ -39,7 +39,7 @@ async def successful(gateway: RunningGateway) -> float:
 
 
 async def test_the_cap_goes_down_and_up_under_full_load(rig: Rig, process: bool) -> None:
-    """R14: Six to two to six to seven: nobody is cut off or granted above the cap, free slots are filled at once."""
+    """R14: six to two to six to seven: nobody is cut off or granted above the cap, free slots are filled at once."""
     upstream = await rig.upstream()
     gateway = await rig.start(of(upstream, cap=6, queue_limit=40), process=process)
     clients = [await rig.post(gateway, SURFACES[tag % 2], tag) for tag in range(6)]
@@ -286,6 +286,33 @@ async def test_models_time_outs_and_sizes(rig: Rig, process: bool) -> None:
     assert (await rig.ask(gateway, OPENAI, user="x" * 300)).status == 413
     upstream.script = None
     assert (await rig.ask(gateway, OPENAI)).status == 504
+
+
+async def test_what_clients_may_take(rig: Rig, process: bool) -> None:
+    """The memory for bodies and a body's time hold for the next request, a head's time for the next connection."""
+    upstream = await rig.upstream(answer)
+    gateway = await rig.start(of(upstream, server={"body_timeout_seconds": 300}), process=process)
+    kept = await rig.client(gateway)
+    uploading = await rig.client(gateway)
+    await uploading.request("POST", OPENAI.path, b"{", "content-length: 1000")
+    await eventually(lambda: gateway.metric("aiogw_body_memory_bytes"), what="its length held")
+    short = {"header_timeout_seconds": 0.3, "body_timeout_seconds": 0.3}
+    less = {"max_body_bytes": 1000, "body_memory_bytes": 1000}
+    assert await gateway.reload(of(upstream, server=short | less))
+    assert await gateway.metric("aiogw_body_memory_limit_bytes") == 1000
+    await kept.request("POST", OPENAI.path, b"{", "content-length: 1000")
+    assert (await kept.response()).status == 503
+    uploading.reset()
+    late = await rig.client(gateway)
+    assert await late.ended()
+    await eventually(lambda: uploaded(gateway), what="its memory given back")
+    slow = await rig.client(gateway)
+    await slow.request("POST", OPENAI.path, b"{", "content-length: 1000")
+    assert (await slow.response()).status == 408
+
+
+async def uploaded(gateway: RunningGateway) -> bool:
+    return await gateway.metric("aiogw_body_memory_bytes") == 0
 
 
 async def test_the_log_changes_its_level_and_its_form(rig: Rig) -> None:

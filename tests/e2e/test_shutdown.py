@@ -37,7 +37,7 @@ async def draining(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_an_idle_daemon_stops_at_once(rig: Rig, number: int) -> None:
-    """R55: With nothing to do it exits with 0, promptly, also with idle connections on both sides."""
+    """R55: with nothing to do it exits with 0, promptly, also with idle connections on both sides."""
     upstream = await rig.upstream(lambda exchange: exchange.answer())
     daemon = await rig.daemon(upstream, server={"drain_timeout_seconds": 60})
     client = await rig.post(daemon, OPENAI)
@@ -55,7 +55,7 @@ async def test_an_idle_daemon_stops_at_once(rig: Rig, number: int) -> None:
 
 
 async def test_stopping_with_requests_queued_and_in_flight(rig: Rig) -> None:
-    """R69: Queued requests are refused at once with a time to come back, running ones finish, nothing else starts."""
+    """R69: queued requests are refused at once with a time to come back, running ones finish, nothing else starts."""
     upstream = await rig.upstream()
     daemon = await rig.daemon(upstream, cap=2)
     whole = await rig.post(daemon, OPENAI, 1)
@@ -176,7 +176,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_stop(rig: Rig) -
 
 
 async def test_a_departure_during_the_drain(rig: Rig) -> None:
-    """R21: When the last running client leaves during the drain, the daemon waits for nobody any more."""
+    """R21: when the last running client leaves during the drain, the daemon waits for nobody any more."""
     upstream = await rig.upstream()
     daemon = await rig.daemon(upstream, server={"drain_timeout_seconds": 600})
     client = await rig.post(daemon, OPENAI, 1)

@@ -241,7 +241,7 @@ async def test_silent_behind_the_head(rig: Rig, surface: Surface, process: bool)
 
 
 async def test_the_time_in_the_queue_is_not_the_upstreams(rig: Rig) -> None:
-    """R29: The upstream's time starts with the grant: a wait longer than its limit takes nothing from it."""
+    """R29: the upstream's time starts with the grant: a wait longer than its limit takes nothing from it."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, first_byte_timeout_seconds=0.4)
     first = await rig.post(gateway, OPENAI, 1, stream=True)
@@ -484,7 +484,7 @@ async def test_silent_in_a_whole_answer(rig: Rig) -> None:
 
 
 async def test_a_slow_stream_is_not_a_silent_one(rig: Rig) -> None:
-    """R27: Time-outs count silence and not length: a stream that lasts three times its limits goes on to its end."""
+    """R27: time-outs count silence and not length: a stream that lasts three times its limits goes on to its end."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, idle_timeout_seconds=0.15, first_byte_timeout_seconds=0.15)
     client = await rig.post(gateway, OPENAI, stream=True)
@@ -517,7 +517,7 @@ def bad_chunk(exchange: Exchange) -> None:
 
 @pytest.mark.parametrize("fault", [short_length, short_chunked, bad_chunk])
 async def test_a_body_that_ends_short(rig: Rig, fault: Callable[[Exchange], None]) -> None:
-    """R50: A body shorter than its framing says is never passed on as a whole one."""
+    """R50: a body shorter than its framing says is never passed on as a whole one."""
     upstream = await rig.upstream(fault)
     gateway = await rig.gateway(upstream)
     client = await rig.post(gateway, OPENAI)

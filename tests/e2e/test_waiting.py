@@ -225,7 +225,7 @@ async def test_waiting_too_long(rig: Rig, surface: Surface, stream: bool, proces
 
 
 async def test_every_wait_has_its_own_deadline(rig: Rig) -> None:
-    """R30: Deadlines run from each request's own arrival, and whoever is refused makes room for nobody but the next."""
+    """R30: deadlines run from each request's own arrival, and whoever is refused makes room for nobody but the next."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, queue_timeout_seconds=0.4, queue_limit=3)
     first = await rig.post(gateway, OPENAI, 0)
@@ -285,7 +285,7 @@ async def test_deadline_and_grant_in_one_moment(rig: Rig) -> None:
 
 
 async def test_a_hundred_waits_that_end_in_time_outs(rig: Rig, surface: Surface) -> None:
-    """R13: A hundred requests that time out leave nothing behind: the next one is served at once."""
+    """R13: a hundred requests that time out leave nothing behind: the next one is served at once."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, queue_timeout_seconds=0.2, queue_limit=100)
     first = await rig.post(gateway, surface, 1000)
@@ -333,7 +333,7 @@ async def test_a_full_queue_refuses_at_once(rig: Rig, surface: Surface, stream: 
 
 
 async def test_refused_requests_change_nothing(rig: Rig, surface: Surface) -> None:
-    """R17: Fifty refusals take no place, no slot and no turn of anybody."""
+    """R17: fifty refusals take no place, no slot and no turn of anybody."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, queue_limit=2)
     first = await rig.post(gateway, surface, 0)

@@ -595,7 +595,7 @@ async def test_a_connection_that_ends_while_it_is_paused_reads_again() -> None:
 
 
 async def test_an_idle_connection_has_no_time_out() -> None:
-    """R39: The timers of a response end with it."""
+    """R39: the timers of a response end with it."""
     wire = Wire(first_byte_timeout_seconds=0.02, idle_timeout_seconds=0.02)
     wire.request()
     wire.receive(answer(OK + b"content-length: 0\n\n"))

@@ -425,7 +425,7 @@ async def test_pausing_holds_the_upstream_back(upstream: ScriptedUpstream) -> No
 
 
 async def test_the_three_time_outs(upstream: ScriptedUpstream) -> None:
-    """R31: Each limit is the one that was set, and the upstream sees its connection closed."""
+    """R31: each limit is the one that was set, and the upstream sees its connection closed."""
     pool = make_pool(upstream, first_byte_timeout_seconds=0.05, idle_timeout_seconds=0.1)
     outcome = await post(pool)
     assert isinstance(outcome.error, UpstreamTimeout)
