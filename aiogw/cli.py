@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
+import logging
 import os
 import signal
 import sys
@@ -16,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from aiogw import __version__, clients, config, credentials
+from aiogw.config.values import upstream_address
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 
@@ -31,6 +34,10 @@ def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...
     options = parser.parse_args(arguments)
     if options.command == "explain":
         return _explain(options.id, options.file)
+    if options.command == "schema":
+        return _schema()
+    if options.command == "init":
+        return _init(options)
     watches = options.command in ("top", "status")
     if watches and options.admin is not None:
         return _watch(options, options.admin)
@@ -48,8 +55,9 @@ def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...
             return _show(loaded, options.client)
         return _run(loaded, partial(config.load, options.config), dialects)
     except config.ConfigError as error:
-        for fault in error.faults:
-            _say(fault)
+        for fault in config.place(error, options.config).faults:
+            # As compilers do: the place comes first, so that editors find it.
+            print(fault, file=sys.stderr)  # noqa: T201 - the log may not be set up
         return BAD_CONFIG
 
 
@@ -68,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         return one
 
     command("run", "run the gateway, until SIGTERM")
-    command("check", "check the configuration, and say all that is wrong with it")
+    command("check", "check the configuration, and say all that is wrong with it, and where")
     show = command("show", "show the configuration in effect, as TOML")
     show.add_argument(
         "--client",
@@ -84,7 +92,35 @@ def _parser() -> argparse.ArgumentParser:
     explain = command("explain", "tell the story of one request, from the gateway's log", of_config=False)
     explain.add_argument("id", metavar="ID", help="its x-request-id")
     explain.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the log; without it, standard input")
+    init = command("init", "ask an engine for its models, and write a first configuration", of_config=False)
+    init.add_argument(
+        "--from", dest="url", required=True, type=_upstream, metavar="URL", help="where it is: http://HOST:PORT"
+    )
+    init.add_argument(
+        "--engine-slots",
+        required=True,
+        type=_slots,
+        metavar="N",
+        help="sequences it works on at once, which it does not tell: replicas times --max-num-seqs of vLLM",
+    )
+    init.add_argument("--credential-file", type=Path, metavar="FILE", help="the file with its key, if it wants one")
+    init.add_argument("--output", type=Path, metavar="FILE", help="where to write it; without it, standard output")
+    init.add_argument("--force", action="store_true", help="overwrite FILE")
+    command("schema", "print a JSON schema of the configuration, for editors", of_config=False)
     return parser
+
+
+def _upstream(text: str) -> config.UpstreamAddress:
+    try:
+        return upstream_address(text, None)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _slots(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 2 since cap is below it, found {text!r}")
+    return int(text)
 
 
 def _say(text: object) -> None:
@@ -101,6 +137,52 @@ def _show(loaded: config.Config, client: str | None) -> int:
         _say(error)
         return CANNOT_RUN
     return OK
+
+
+def _schema() -> int:
+    from aiogw.config.schema import schema
+
+    sys.stdout.write(json.dumps(schema(), indent=2) + "\n")
+    return OK
+
+
+def _init(options: argparse.Namespace) -> int:
+    from aiogw.starter import CannotAsk, first_configuration
+
+    output: Path | None = options.output
+    file: Path | None = options.credential_file
+    # What the parts of a gateway log is for its log; here the one line below says it.
+    logging.getLogger("aiogw").addHandler(logging.NullHandler())
+    exists = f"{output} exists; --force overwrites it"
+    if output is not None and output.exists() and not options.force:
+        _say(exists)
+        return CANNOT_RUN
+    try:
+        text = asyncio.run(
+            first_configuration(
+                options.url,
+                engine_slots=options.engine_slots,
+                credential_file=None if file is None else str(file.absolute()),
+            )
+        )
+        if output is None:
+            sys.stdout.write(text)
+            return OK
+        with output.open("w" if options.force else "x", encoding="utf-8") as writing:
+            writing.write(text)
+    except FileExistsError:
+        _say(exists)
+    except OSError as error:
+        _say(f"{output}: {(error.strerror or str(error)).lower()}")
+    except CannotAsk as error:
+        _say(error)
+    except config.ConfigError as error:
+        for fault in error.faults:
+            _say(fault)
+        return BAD_CONFIG
+    else:
+        return OK
+    return CANNOT_RUN
 
 
 def _watch(options: argparse.Namespace, admin: str) -> int:

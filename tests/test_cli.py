@@ -61,12 +61,16 @@ def test_each_fault_is_one_line(
     capsys: pytest.CaptureFixture[str], file: Callable[..., Path], command: tuple[str, ...]
 ) -> None:
     """Every command tells all faults on standard error, with their paths, and does nothing else."""
-    assert 2 == cli.main([*command, "--config", str(file(*FAULTY))])
+    path = file(*FAULTY)
+    assert 2 == cli.main([*command, "--config", str(path)])
     out, err = capsys.readouterr()
     assert "" == out
     expected = ["server.log_level"]
     expected += [f"upstreams.reasoning.admission.{key}" for key in ("cap", "capp", "queue_limit")]
-    assert expected == sorted(line.removeprefix("aiogw: ").partition(": ")[0] for line in err.splitlines())
+    places = [line.split(": ", 2) for line in err.splitlines()]
+    assert expected == sorted(key for _, key, _ in places)
+    lines = [int(place.removeprefix(f"{path}:").partition(":")[0]) for place, _, _ in places]
+    assert lines == sorted(lines)
 
 
 def test_show_prints_what_is_in_effect(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -125,7 +129,19 @@ def test_a_process_that_cannot_start_has_no_traceback(tmp_path: Path, text: str 
     assert (2, "") == (done.returncode, done.stdout)
     assert done.stderr
     for line in done.stderr.splitlines():
-        assert line.startswith("aiogw: ")
+        assert line.startswith(f"{path}:")
+
+
+def test_a_key_that_cannot_be_used_is_told_where_its_file_is_named(
+    capsys: pytest.CaptureFixture[str], file: Callable[..., Path]
+) -> None:
+    """What only shows when the files are read has its line and column, too."""
+    holder = '[auth.keys.alice]\nfile = "/nonexistent/alice"\nmodels = "all"\nqueue_places = 1\n'
+    path = file(('mode = "none"', f'mode = "keys"\n{holder}'))
+    line = 1 + path.read_text().split("\n").index('file = "/nonexistent/alice"')
+    assert 2 == cli.main(["check", "--config", str(path)])
+    expected = f"{path}:{line}:8: auth.keys.alice.file: /nonexistent/alice: no such file or directory\n"
+    assert ("", expected) == capsys.readouterr()
 
 
 # -- running --------------------------------------------------------------------------------------------------------
