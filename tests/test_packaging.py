@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
+import attrs
 import pytest
+
+from aiogw import __version__
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(path for folder in ("scripts", ".ci") for path in (ROOT / folder).iterdir() if path.is_file())
@@ -52,6 +59,97 @@ def test_source_distribution_has_what_is_not_a_package() -> None:
     """Configuration, unit, scripts and tests are grafted into the source distribution."""
     lines = (ROOT / "MANIFEST.in").read_text().splitlines()
     assert {f"graft {name}" for name in ("etc", "systemd", "scripts", "tests")} <= set(lines)
+
+
+# What a build leaves behind is not part of the project.
+NOT_SHIPPED = {"__pycache__", "aiogw.egg-info", "build", "dist"}
+
+
+def source_files(*folders: str) -> set[str]:
+    """The files below these folders of the checkout."""
+    found = (path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {str(path) for path in found if not NOT_SHIPPED & set(path.parts) and path.suffix != ".pyc"}
+
+
+def copy_source(target: Path) -> Path:
+    """The checkout without what is not shipped, so that building does not touch it."""
+    ignored = shutil.ignore_patterns(*NOT_SHIPPED, "*.pyc", ".*cache", ".git", ".venv*", ".coverage*", ".hypothesis")
+    return Path(shutil.copytree(ROOT, target, ignore=ignored))
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Its standard output, without anything of the checkout on Python's path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    done = subprocess.run(
+        [str(one) for one in command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@attrs.frozen
+class Built:
+    sdist: Path
+    wheel: Path
+    environment: Path
+    """A virtual environment in which the wheel is installed."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The source distribution, the wheel that is made from it and not from the checkout, and an installation."""
+    folder = tmp_path_factory.mktemp("built")
+    environment, source, unpacked = folder / "venv", copy_source(folder / "source"), folder / "unpacked"
+    run(sys.executable, "-m", "venv", environment, cwd=folder)
+    python = environment / "bin" / "python"
+    pip = (python, "-m", "pip", "install", "-qq", "--disable-pip-version-check")
+    (requirement,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    run(*pip, requirement, cwd=folder)
+    build = "from setuptools import build_meta; build_meta.build_{}(" + repr(str(folder)) + ")"
+    run(python, "-c", build.format("sdist"), cwd=source)
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (inner,) = unpacked.iterdir()
+    run(python, "-c", build.format("wheel"), cwd=inner)
+    (wheel,) = folder.glob("*.whl")
+    run(*pip, wheel, cwd=folder)
+    return Built(sdist=sdist, wheel=wheel, environment=environment)
+
+
+def test_source_distribution_is_complete(built: Built) -> None:
+    """Whoever has it can test, check and install as from the checkout."""
+    with tarfile.open(built.sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert not source_files("aiogw", "etc", "systemd", "scripts", "tests", ".ci") - inside
+    assert {"README.rst", "ARCHITECTURE.rst", "CHANGES.rst", "LICENSE", "setup.cfg", "pyproject.toml"} <= inside
+
+
+def test_wheel_is_complete(built: Built) -> None:
+    """It has every file of the package and nothing of the tests; etc/ and systemd/ go to share/aiogw."""
+    with zipfile.ZipFile(built.wheel) as archive:
+        inside = set(archive.namelist())
+    assert {name for name in inside if ".dist-info/" not in name and ".data/" not in name} == source_files("aiogw")
+    shared = {name.partition(".data/data/share/aiogw/")[2] for name in inside if ".data/" in name}
+    assert shared == source_files("etc", "systemd")
+
+
+def test_what_is_installed_runs(built: Built, tmp_path: Path) -> None:
+    """Far from any checkout: the command, the configuration that comes along, and the gateway with its status page."""
+    aiogw, shared = built.environment / "bin" / "aiogw", built.environment / "share" / "aiogw"
+    assert run(aiogw, "--version", cwd=tmp_path) == f"aiogw {__version__}\n"
+    assert run(aiogw, "check", "--config", shared / "etc" / "gateway.toml", cwd=tmp_path) == ""
+    assert json.loads(run(aiogw, "schema", cwd=tmp_path))["title"] == "aiogw"
+    found = run(
+        built.environment / "bin" / "python", "-c", "import aiogw.app as app; print(app.__file__)", cwd=tmp_path
+    )
+    assert Path(found.strip()).is_relative_to(built.environment)
 
 
 def test_shipped_configuration_has_the_documented_keys() -> None:

@@ -1,0 +1,155 @@
+"""``scripts/install-service`` into root folders: installs, does nothing twice, upgrades, keeps what is yours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_packaging import ROOT, copy_source
+
+VERSION = Path("aiogw") / "__init__.py"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout that a test may change."""
+    return copy_source(tmp_path_factory.mktemp("service") / "source")
+
+
+@pytest.fixture(scope="module")
+def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root folder with an installation in it."""
+    root = tmp_path_factory.mktemp("service") / "root"
+    install(source, root)
+    return root
+
+
+@pytest.fixture
+def root(installed: Path, tmp_path: Path) -> Path:
+    """A copy of it, for a test that changes it; its virtual environment is still that of the original."""
+    return Path(shutil.copytree(installed, tmp_path / "root", symlinks=True))
+
+
+def install(source: Path, root: Path, *arguments: str, code: int = 0) -> str:
+    command = [str(source / "scripts" / "install-service"), "--root", str(root), *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (code, "") == (done.returncode, done.stdout), done.stderr
+    return done.stderr
+
+
+def python(root: Path, *arguments: str) -> str:
+    command = [str(root / "opt" / "aiogw" / "bin" / "python"), "-m", "aiogw", *arguments]
+    return subprocess.run(command, cwd=root, env={}, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def files(root: Path) -> dict[str, tuple[int, int]]:
+    """Every file with its mode and the time of its last change."""
+    found = {path: path.lstat() for path in root.rglob("*") if "__pycache__" not in path.parts}
+    return {str(path.relative_to(root)): (one.st_mode, one.st_mtime_ns) for path, one in found.items()}
+
+
+def test_everything_is_in_its_place(installed: Path) -> None:
+    """Units and configuration as they are shipped, a room for keys, and a program that the unit finds."""
+    for name in ("aiogw.service", "aiogw.socket"):
+        assert (ROOT / "systemd" / name).read_bytes() == (installed / "etc/systemd/system" / name).read_bytes()
+    configuration = installed / "etc" / "aiogw" / "gateway.toml"
+    assert (ROOT / "etc" / "gateway.toml").read_bytes() == configuration.read_bytes()
+    # The service has a user of its own while it runs, and only root's rights to read.
+    assert 0o644 == stat.S_IMODE(configuration.stat().st_mode)
+    assert 0o700 == stat.S_IMODE((configuration.parent / "keys").stat().st_mode)
+    (command,) = re.findall(
+        r"^ExecStart=(\S+)", (installed / "etc/systemd/system/aiogw.service").read_text(), re.MULTILINE
+    )
+    program = installed / command.lstrip("/")
+    assert os.access(program, os.X_OK)
+    assert program.read_text().startswith("#!/opt/aiogw/bin/python")
+    assert "" == python(installed, "check", "--config", str(configuration))
+
+
+def test_twice_is_once(source: Path, installed: Path) -> None:
+    """Nothing is written, and that is said."""
+    before = files(installed)
+    assert "Nothing has changed\n" == install(source, installed)
+    assert before == files(installed)
+
+
+def test_a_rehearsal_does_nothing(source: Path, installed: Path, tmp_path: Path) -> None:
+    """--dry-run names each step, those with systemd too, and takes none."""
+    told = install(source, tmp_path / "new", "--dry-run")
+    assert "would run: install -m 644 etc/gateway.toml " in told
+    assert not (tmp_path / "new").exists()
+    before = files(installed)
+    assert f"would run: rm -rf {installed}/opt/aiogw\n" in install(source, installed, "--uninstall", "--dry-run")
+    assert before == files(installed)
+    command = [source / "scripts" / "install-service", "--uninstall", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "would run: systemctl daemon-reload\n" in done.stderr
+
+
+def test_an_upgrade_keeps_what_is_yours(source: Path, root: Path, tmp_path: Path) -> None:
+    """The program and an untouched unit are new; the configuration, keys, and a unit changed by hand stay."""
+    newer = Path(shutil.copytree(source, tmp_path / "newer"))
+    (newer / VERSION).write_text((newer / VERSION).read_text().replace('"0.', '"99.'))
+    for unit in ("aiogw.service", "aiogw.socket"):
+        with (newer / "systemd" / unit).open("a") as file:
+            file.write("# newer\n")
+    mine = root / "etc" / "aiogw" / "gateway.toml"
+    mine.write_text(mine.read_text().replace("queue_limit = 32", "queue_limit = 33"))
+    (root / "etc/aiogw/keys/alice").write_text("secret")
+    socket = root / "etc/systemd/system/aiogw.socket"
+    socket.write_text(socket.read_text().replace("127.0.0.1:8080", "127.0.0.1:8081"))
+
+    told = install(newer, root)
+    assert f"{socket} has been changed by hand and stays" in told
+    assert python(root, "--version").startswith("aiogw 99.")
+    assert (root / "etc/systemd/system/aiogw.service").read_text().endswith("# newer\n")
+    assert "127.0.0.1:8081" in socket.read_text()
+    assert "queue_limit = 33" in mine.read_text()
+    assert (root / "etc/aiogw/keys/alice").exists()
+
+    # One that the new version does not take: it is said where, and again until it is put right.
+    line = 1 + mine.read_text().split("\n").index("queue_limit = 33")
+    mine.write_text(mine.read_text().replace("queue_limit = 33", "queue_limit = -1"))
+    with (newer / VERSION).open("a") as file:
+        file.write("# of the same version\n")
+    assert f"{mine}:{line}:15: upstreams.reasoning.admission.queue_limit: expected" in install(newer, root, code=1)
+    mine.write_text(mine.read_text().replace("queue_limit = -1", "queue_limit = 33"))
+    install(newer, root)
+    assert "Nothing has changed\n" in install(newer, root)
+    (there,) = (root / "opt" / "aiogw" / "lib").glob(f"*/site-packages/{VERSION}")
+    assert there.read_bytes() == (newer / VERSION).read_bytes()
+
+
+def test_removed_is_all_but_the_configuration(source: Path, root: Path) -> None:
+    """That goes with --purge only; what is not there is no fault."""
+    configuration = root / "etc" / "aiogw"
+    assert f"{configuration} stays; --purge removes it\n" in install(source, root, "--uninstall")
+    assert not (root / "opt" / "aiogw").exists()
+    assert [] == list((root / "etc/systemd/system").iterdir())
+    assert (configuration / "gateway.toml").exists()
+    install(source, root, "--uninstall", "--purge")
+    assert not configuration.exists()
+    install(source, root, "--uninstall")
+
+
+def test_what_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
+    """A folder at our place that is no virtual environment is neither filled nor removed."""
+    theirs = tmp_path / "opt" / "aiogw" / "precious"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("x")
+    for arguments in ((), ("--uninstall", "--purge")):
+        assert "is left alone" in install(source, tmp_path, *arguments, code=1)
+    assert theirs.exists()
+
+
+@pytest.mark.parametrize("arguments", [("--purge",), ("--rot",), ("now",)])
+def test_wrong_usage_does_nothing(source: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Exit code 2, and how it is used."""
+    assert "--uninstall" in install(source, tmp_path / "root", *arguments, code=2)
+    assert not (tmp_path / "root").exists()
