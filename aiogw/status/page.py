@@ -30,7 +30,7 @@ _RUNNING: _Columns = (
     ("Model", "model wide"),
     ("Phase", "phase"),
     ("Age", "n"),
-    ("Silent for", "n"),
+    ("Silent", "n"),
     ("Bytes", "n wide"),
 )
 _WAITING: _Columns = (
