@@ -74,6 +74,7 @@ class ClientProtocol(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._head_came()
+        self._body = EMPTY_PAYLOAD  # it knows this connection: without the cycle, all of it goes when it ends
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
