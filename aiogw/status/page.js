@@ -325,6 +325,8 @@
     for (const [number, element] of chips) {
       const from = before.get(number);
       if (calm.matches || !element.isConnected) continue;
+      // Whoever is still on the way goes on from where it is seen, to where it is now.
+      for (const one of element.getAnimations()) if (!(one instanceof CSSTransition)) one.cancel();
       if (!from || !from.width) { element.animate([{opacity: 0}, {opacity: 1}], 200); continue; }
       const to = element.getBoundingClientRect(), x = from.left - to.left, y = from.top - to.top;
       if (x || y) element.animate([{transform: `translate(${x}px, ${y}px)`}, {transform: "none"}], {duration: 280, easing: "ease-out"});

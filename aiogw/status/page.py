@@ -19,7 +19,14 @@ from aiogw.record import FIRST_BYTE, QUEUE, STREAM
 from aiogw.status import figures
 from aiogw.status.snapshot import Document
 
-_STYLE = resources.files("aiogw.status").joinpath("page.css").read_text("utf-8")
+
+def _asset(name: str) -> str:
+    """A file of this folder without what is for its readers only: indentation, and lines of comment."""
+    lines = resources.files("aiogw.status").joinpath(name).read_text("utf-8").splitlines()
+    return "".join(f"{line.strip()}\n" for line in lines if not line.strip().startswith("//"))
+
+
+_STYLE = _asset("page.css")
 
 # The head of a column, and its classes: n for numbers, wide for what a phone has no room for.
 _Columns = tuple[tuple[str, str], ...]
@@ -30,7 +37,7 @@ _RUNNING: _Columns = (
     ("Model", "model wide"),
     ("Phase", "phase"),
     ("Age", "n"),
-    ("Silent for", "n"),
+    ("Silent", "n"),
     ("Bytes", "n wide"),
 )
 _WAITING: _Columns = (
@@ -59,9 +66,7 @@ _WORDS = {
     "waiting": _WAITING,
     "ended": _ENDED,
 }
-_SCRIPT = f"const WORDS = {json.dumps(_WORDS)};\n" + resources.files("aiogw.status").joinpath("page.js").read_text(
-    "utf-8"
-)
+_SCRIPT = f"const WORDS = {json.dumps(_WORDS)};\n{_asset('page.js')}"
 
 
 def _hash(text: str) -> str:
