@@ -12,7 +12,7 @@ import pytest
 from broken_configurations import ADMISSION, CORPUS, SOUND, Expected, Replacement
 
 from aiogw import cli, config
-from aiogw.config import ConfigError
+from aiogw.config import ConfigError, Finding
 
 
 def broken(replacements: list[Replacement]) -> tuple[str, list[tuple[int, int]]]:
@@ -65,3 +65,24 @@ def test_a_fault_is_told_as_compilers_do(capsys: pytest.CaptureFixture[str], tmp
     out, err = capsys.readouterr()
     assert "" == out
     assert re.fullmatch(rf"{re.escape(f'{file}:41:7: {ADMISSION}.cap:')} expected less than .*\n", err)
+
+
+@pytest.mark.parametrize("text", ["a = " + "1" * 5000, "a = " + "[" * 50_000], ids=["digits", "depth"])
+def test_what_tomllib_has_no_place_for(tmp_path: Path, text: str) -> None:
+    """The file alone is named, where nobody knows more."""
+    file = tmp_path / "gateway.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    (fault,) = caught.value.faults
+    assert fault.startswith(f"{file}: not valid TOML: ")
+
+
+def test_a_fault_outlives_its_file(tmp_path: Path) -> None:
+    """A file that has gone since it was read gives no place, and takes none of the faults away."""
+    error = ConfigError([Finding(key=("server", "listen"), text="no")])
+    assert ["server.listen: no"] == config.place(error, tmp_path / "gateway.toml").faults
+    (tmp_path / "gateway.toml").write_text(SOUND)
+    placed = config.place(error, tmp_path / "gateway.toml")
+    assert [f"{tmp_path}/gateway.toml:3:10: server.listen: no"] == placed.faults
+    assert placed is config.place(placed, tmp_path / "nowhere")

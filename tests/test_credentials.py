@@ -260,9 +260,12 @@ def test_check_says_what_is_wrong_with_the_files(tmp_path: Path, capsys: pytest.
         out, err = capsys.readouterr()
         assert out == ""
         first, second = err.splitlines()
-        assert first.startswith("aiogw: auth.keys.alice.file: ")
+        alice, bob = (
+            1 + path.read_text().split("\n").index(f'file = "{tmp_path / name}"') for name in ("alice", "bob")
+        )
+        assert first.startswith(f"{path}:{alice}:8: auth.keys.alice.file: ")
         assert first.endswith(f"chmod 600 {tmp_path / 'alice'}")
-        assert second == f"aiogw: auth.keys.bob.file: {tmp_path / 'bob'}: no such file or directory"
+        assert second == f"{path}:{bob}:8: auth.keys.bob.file: {tmp_path / 'bob'}: no such file or directory"
     (tmp_path / "alice").chmod(0o600)
     secret(tmp_path / "bob", "other")
     assert cli.main(["check", "--config", str(path)]) == 0

@@ -15,7 +15,7 @@ from broken_configurations import SOUND
 from rig import Exchange, ScriptedUpstream
 from test_config import TEXT
 
-from aiogw import cli, config
+from aiogw import cli, config, starter
 from aiogw.config.commented import commented
 
 EXAMPLE = Path(__file__).parent.parent / "etc" / "gateway.toml"
@@ -115,6 +115,28 @@ async def test_an_engine_that_tells_nothing(
     assert err.startswith("aiogw: ")
     assert expected in err
     assert not file.exists()
+
+
+async def test_an_engine_that_does_not_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not waited for without end."""
+    monkeypatch.setattr(starter, "ASK_TIMEOUT_SECONDS", 0.2)
+    upstream = await ScriptedUpstream().start()
+    try:
+        assert 1 == await init(upstream, "--engine-slots", "8")
+    finally:
+        await upstream.stop()
+    expected = f"aiogw: no list of models from {upstream.url}: it took longer than 0.2 s\n"
+    assert ("", expected) == capsys.readouterr()
+
+
+async def test_a_place_where_nothing_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said with the system's reason."""
+    file = tmp_path / "nowhere" / "gateway.toml"
+    async with engine({"/v1/models": MODELS}) as upstream:
+        assert 1 == await init(upstream, "--engine-slots", "8", "--output", file)
+    assert ("", f"aiogw: {file}: no such file or directory\n") == capsys.readouterr()
 
 
 async def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
