@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from typing import Any
 
@@ -148,7 +149,9 @@ async def test_a_configuration_that_cannot_be_taken(rig: Rig, fault: dict[str, A
     assert 1 == await successful(gateway)
     changes: dict[str, Any] = {"cap": 5, **fault}
     assert not await gateway.reload(of(upstream, **changes))
-    assert any(said in line for line in gateway.lines)
+    (line,) = [line for line in gateway.lines if said in line]
+    place = re.search(rf"{re.escape(str(gateway.config_path))}:\d+:\d+: upstreams", line)
+    assert ("cap" in fault) == (place is not None)
     assert (0, 3) == (await successful(gateway), await gateway.metric("aiogw_slots_limit", upstream="reasoning"))
     assert await gateway.reload(of(upstream, cap=4))
     assert (1, 4) == (await successful(gateway), await gateway.metric("aiogw_slots_limit", upstream="reasoning"))
