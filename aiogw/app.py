@@ -165,10 +165,16 @@ class Gateway:
                 tls = _tls(config)
                 read = credentials.load(config)
                 changes = await self._lanes.prepare(config, read)
+            if self._stopping.is_set():
+                return False
         except (ConfigError, CannotListen, CannotReload) as error:
             self._reload_successful = False
             for fault in str(error).splitlines():
                 log.error("the configuration is not taken: %s", fault)
+            return False
+        except Exception:
+            self._reload_successful = False
+            log.exception("the configuration is not taken")
             return False
         self._take(config, read, changes)
         self._listeners[0].change(
