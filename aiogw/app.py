@@ -90,7 +90,7 @@ class Gateway:
         self._relay = Relay(routes=self._routes, gate=self._lanes.gate, departures=self._departures)
         self._catalogue = Catalogue(learn=self._routes.learn)
         self._engine_watch = EngineWatch()
-        self._observer = Observer()
+        self._observer = Observer(surfaces=[dialect.name for dialect in dialects])
         self._malformed = MalformedRequests(render=dialects[0].render_error, count=MALFORMED.inc)
         self._collector = StateCollector(self._read_state)
 
@@ -213,6 +213,8 @@ class Gateway:
     def _read_state(self) -> Readings:
         return Readings(
             gates=self._lanes.statistics(),
+            queue_timeouts_seconds=assembly.queue_timeouts_seconds(self._config),
+            newcomers_wait_seconds=self._lanes.newcomers_wait_seconds(),
             engines=self._engine_watch.readings,
             body_bytes=self._bodies.held_bytes,
             body_limit_bytes=self._bodies.limit_bytes,

@@ -104,6 +104,16 @@ class Lanes:
         """A reading of each, those included that are no longer served and not empty yet."""
         return {name: lane.gate.statistics() for name, lane in self._living()}
 
+    def newcomers_wait_seconds(self) -> dict[str, float]:
+        """How long a request that came now would probably wait, at each that has a queue."""
+        waits = {}
+        for name, lane in self._living():
+            reading = lane.gate.statistics()
+            if reading.cap is not None:
+                busy = reading.waiting > 0 or reading.slots_in_use + reading.slots_settling >= reading.cap
+                waits[name] = lane.gate.estimated_wait_seconds(reading.waiting) if busy else 0.0
+        return waits
+
     def at_work(self, upstream: str) -> int:
         """Sequences at the engines of an upstream, as far as they went through here."""
         reading = self._serving[upstream].gate.statistics()

@@ -97,7 +97,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "aiohttp.web": {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
-        "metrics": ("", "admission.readings", "enginewatch", "listener", "record"),
+        "metrics": ("", "admission.readings", "enginewatch", "errors", "listener", "record"),
         "middleware": (*VOCABULARY, "auth", "bodies", "clientstream", "contentcoding", "dialects", "record", "routing"),
         "protocol": (),
         "relay": (*VOCABULARY, *BELOW_RELAY),
