@@ -26,7 +26,7 @@ class Limits:
 
 @frozen(kw_only=True)
 class EndpointStatistics:
-    """``slots``: its engine's, None: unknown; ``up`` False: left out, until the last of ``slots_in_use`` is given back.
+    """``slots``: its engine's, None: unknown; ``up`` False: left out, or gone with ``slots_in_use`` not yet given back.
 
     Slots that settle count as in use here.
     """
