@@ -226,7 +226,12 @@ class Gateway:
     async def stop(self) -> None:
         """Stop accepting, refuse who waits, let who runs finish within the drain limit, end the rest in-band."""
         if self._serving:
-            log.info("draining for at most %g s", self._config.server.drain_timeout_seconds)
+            gates = self._lanes.statistics().values()
+            at_work = {
+                "running": sum(gate.slots_in_use for gate in gates),
+                "waiting": sum(gate.waiting for gate in gates),
+            }
+            log.info("draining for at most %g s", self._config.server.drain_timeout_seconds, extra={"fields": at_work})
             self._service.stopping()
             await self._drain()
         if self._reloading is not None:

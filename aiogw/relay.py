@@ -235,11 +235,11 @@ class RelayedRequest:
         if self._ended.done():
             if self._ended.cancelled() and self._record.granted_at is None:
                 # In this very turn: its handler has not come to leave the queue, and the gate has counted a refusal.
-                self._record.outcome = error.code
+                self._record.fail(error)
                 self._record.refused_at = time.monotonic()
             return
         self._let_go()
-        self._record.outcome = error.code
+        self._record.fail(error)
         if self._record.granted_at is None:
             self._record.refused_at = time.monotonic()
         if not self.stream.started:
@@ -248,7 +248,7 @@ class RelayedRequest:
         try:
             told = self._encoder.fail(error, self._record.request_id)
         except Exception:
-            log.exception("request %s could not be told what had failed", self._record.request_id)
+            log.exception("it could not be told what had failed", extra={"fields": self._named})
             told = None
         if told is None:
             self.stream.break_off()
@@ -272,6 +272,14 @@ class RelayedRequest:
     # -- the gate's calls -------------------------------------------------------------------------------------------
 
     def _granted(self, admission: Admission) -> None:
+        try:
+            self._begin(admission)
+        except Exception as error:
+            # The gate, which logs it and refuses, has never heard of an id.
+            error.add_note(f"request_id={self._record.request_id}")
+            raise
+
+    def _begin(self, admission: Admission) -> None:
         self._admission = admission
         record = self._record
         record.granted_at = time.monotonic()
@@ -280,6 +288,7 @@ class RelayedRequest:
             self._let_go()
             return
         record.position = admission.position
+        record.endpoint = admission.endpoint
         self.stream.headers = [*self._headers, *record.queue_headers()]
         if admission.waited and self.stream.left_unnoticed():
             self._client_lost(CLIENT_GONE)
@@ -300,15 +309,18 @@ class RelayedRequest:
         """
         if head is not None:
             self._held_body.release()
+        if data and self._record.first_byte_at is None:
+            self._record.first_byte_at = time.monotonic()
         if ended:
-            self._call = None
+            self._record.answered_at = time.monotonic()
+            self._take_call()
             self._let_go()
             self._loop.call_soon(self._step, head, data, True)
         else:
             self._step(head, data, False)
 
     def response_failed(self, error: UpstreamFault) -> None:
-        self._call = None
+        self._take_call()
         # Whoever closed the connection, only an engine that was never reached is surely not at work.
         self._left_at_work = not isinstance(error, UpstreamUnavailable)
         if self._left_at_work or not self._wait_again():
@@ -319,9 +331,13 @@ class RelayedRequest:
         if self._admission is None:
             return False
         granted_at, self._record.granted_at = self._record.granted_at, None
+        endpoint, self._record.times_put_back = self._record.endpoint, self._record.times_put_back + 1
         waits = self._admission.put_back()  # it may be granted again before this returns
-        if not waits:
+        if waits:
+            log.info("it waits again, its endpoint is gone", extra={"fields": {**self._named, "endpoint": endpoint}})
+        else:
             self._record.granted_at = granted_at
+            self._record.times_put_back -= 1
         return waits
 
     def _step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
@@ -330,14 +346,12 @@ class RelayedRequest:
         except GatewayError as error:
             self.fail(error)
         except Exception:
-            log.exception("request %s failed on its upstream's answer", self._record.request_id)
+            log.exception("it failed on its upstream's answer", extra={"fields": self._named})
             self.fail(InternalFault())
 
     def _take(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
         if self._ended.done():
             return
-        if data and self._record.first_byte_at is None:
-            self._record.first_byte_at = time.monotonic()
         if head is not None:
             self._body = b""  # it will not be sent again, and may be large
             if 200 <= head.status < 300:
@@ -407,9 +421,22 @@ class RelayedRequest:
         if not self._ended.done():
             self._ended.set_result(ClientGone(code=code))
 
+    def _take_call(self) -> UpstreamCall | None:
+        """The call, which is over, or about to be."""
+        call, self._call = self._call, None
+        if call is not None:
+            self._record.sent_at = call.sent_at
+            self._record.times_sent = call.times_sent
+        return call
+
+    @property
+    def _named(self) -> dict[str, str]:
+        """What each line of the log about it begins with."""
+        return {"request_id": self._record.request_id, "upstream": self.route.upstream}
+
     def _let_go(self) -> None:
         """Abort the upstream if it is still at work, then leave the gate: in this order the engine never has more."""
-        call, self._call = self._call, None
+        call = self._take_call()
         aborted = call.abort() if call is not None else self._left_at_work
         if self._admission is not None:
             self._admission.leave(aborted=aborted)

@@ -70,7 +70,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "clients": ("config",),
         "config": ("canonical", "config"),
         "dialects": (*VOCABULARY, "dialects", "sse"),
-        "record": ("canonical",),
+        "record": VOCABULARY,
         "routing": VOCABULARY,
         "sse": (),
         "upstream.answer": VOCABULARY,
