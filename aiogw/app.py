@@ -33,11 +33,12 @@ from aiogw.metrics import HEADER_TIMEOUTS, MALFORMED, Observer, Readings, StateC
 from aiogw.middleware import accept_expectation, authenticate, canonicalise, detect_dialect, keep_record, render_errors
 from aiogw.protocol import ConnectionLimits
 from aiogw.record import RequestRecord, configure_logging, tell
-from aiogw.relay import Relay
 from aiogw.routing import Routes
 from aiogw.server import MAX_FIELD_BYTES, MAX_HEADER_FIELDS, MalformedRequests, Runner
 from aiogw.service import ServiceManager, inherited_sockets
 from aiogw.sockets import CannotListen, server_context, shown
+from aiogw.status.serving import State, Status
+from aiogw.underway import Relay
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Gateway:
         self._observer = Observer(surfaces=[dialect.name for dialect in dialects])
         self._malformed = MalformedRequests(render=dialects[0].render_error, count=MALFORMED.inc)
         self._collector = StateCollector(self._read_state)
+        self._live_view = Status(self._read_status)
 
     @property
     def addresses(self) -> tuple[Any, ...]:
@@ -223,6 +225,15 @@ class Gateway:
             reload_successful=self._reload_successful,
         )
 
+    def _read_status(self) -> State:
+        return State(
+            gates=self._lanes.statistics(),
+            place_seconds=self._lanes.place_seconds(),
+            engines=self._engine_watch.readings,
+            progress=self._relay.progress(),
+            draining=self._relay.draining,
+        )
+
     async def stop(self) -> None:
         """Stop accepting, refuse who waits, let who runs finish within the drain limit, end the rest in-band."""
         if self._serving:
@@ -236,6 +247,7 @@ class Gateway:
             await self._drain()
         if self._reloading is not None:
             self._reloading.cancel()
+        self._live_view.close()
         await self._catalogue.stop()
         await self._engine_watch.stop()
         for listener in self._listeners:
@@ -305,6 +317,7 @@ class Gateway:
         application.router.add_get("/metrics", server_stats)
         application.router.add_get("/livez", self._livez)
         application.router.add_get("/readyz", self._readyz)
+        self._live_view.start(application)
         return application
 
     async def _livez(self, _request: web.Request) -> web.Response:
@@ -324,6 +337,7 @@ class Gateway:
 
     def _observe(self, record: RequestRecord) -> None:
         self._observer.observe(record)
+        self._live_view.observe(record)
         tell(record)
 
     async def _listener(

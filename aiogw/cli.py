@@ -1,8 +1,12 @@
-"""The command line: arguments to exit code.  0: done; 1: cannot run; 2: usage or configuration."""
+"""The command line: arguments to exit code.
+
+0: done; 1: cannot run, or not found; 2: usage or configuration; 75: not well now (``status``), try later.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import os
 import signal
@@ -15,7 +19,7 @@ from aiogw import __version__, clients, config, credentials
 from aiogw.dialects import DIALECTS
 from aiogw.dialects.base import Dialect
 
-OK, CANNOT_RUN, BAD_CONFIG = 0, 1, 2
+OK, CANNOT_RUN, BAD_CONFIG, TRY_LATER = 0, 1, 2, 75
 
 
 def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...] = DIALECTS) -> int:
@@ -25,10 +29,17 @@ def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.client is not None and options.command != "show":
-        parser.error("--client: only with show")
+    if options.command == "explain":
+        return _explain(options.id, options.file)
+    watches = options.command in ("top", "status")
+    if watches and options.admin is not None:
+        return _watch(options, options.admin)
+    if options.config is None:
+        parser.error(f"the following arguments are required: {'--admin or ' if watches else ''}--config")
     try:
         loaded = config.load(options.config)
+        if watches:
+            return _watch(options, str(loaded.server.admin_listen))
         if options.command == "check":
             credentials.load(loaded)
             return OK
@@ -38,28 +49,46 @@ def main(arguments: Sequence[str] | None = None, *, dialects: tuple[Dialect, ...
         return _run(loaded, partial(config.load, options.config), dialects)
     except config.ConfigError as error:
         for fault in error.faults:
-            print(f"aiogw: {fault}", file=sys.stderr)  # noqa: T201 - the log may not be set up yet
+            _say(fault)
         return BAD_CONFIG
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aiogw", description="The front door of a self-hosted LLM cluster.")
     parser.add_argument("--version", action="version", version=f"aiogw {__version__}")
-    parser.add_argument(
-        "command",
-        nargs="?",
-        choices=("run", "check", "show"),
-        default="run",
-        help="run the gateway (the default), check the configuration, or show the effective configuration as TOML",
-    )
-    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="the configuration, a TOML file")
-    parser.add_argument(
+    file = {"type": Path, "metavar": "FILE", "help": "the configuration, a TOML file"}
+    parser.add_argument("--config", **file)  # type: ignore[arg-type]
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="run, if none is named")
+
+    def command(name: str, says: str, *, of_config: bool = True) -> argparse.ArgumentParser:
+        one = commands.add_parser(name, help=says, description=f"{says[0].upper()}{says[1:]}.")
+        if of_config:
+            # Before the command or after it; the default is the parser's above.
+            one.add_argument("--config", default=argparse.SUPPRESS, **file)  # type: ignore[arg-type]
+        return one
+
+    command("run", "run the gateway, until SIGTERM")
+    command("check", "check the configuration, and say all that is wrong with it")
+    show = command("show", "show the configuration in effect, as TOML")
+    show.add_argument(
         "--client",
         choices=tuple(clients.CLIENTS),
         metavar="NAME",
-        help=f"with show: the lines that point this client at the gateway; one of {', '.join(clients.CLIENTS)}",
+        help=f"the lines that point this client at the gateway; one of {', '.join(clients.CLIENTS)}",
     )
+    where = "its admin address: http://HOST:PORT or unix:/PATH; without it, the one of --config"
+    command("top", "watch a gateway at work").add_argument("--admin", metavar="URL", help=where)
+    status = command("status", "say what a gateway does at this moment; exit code 75 when it is not well")
+    status.add_argument("--admin", metavar="URL", help=where)
+    status.add_argument("--json", action="store_true", help="the whole status document")
+    explain = command("explain", "tell the story of one request, from the gateway's log", of_config=False)
+    explain.add_argument("id", metavar="ID", help="its x-request-id")
+    explain.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the log; without it, standard input")
     return parser
+
+
+def _say(text: object) -> None:
+    print(f"aiogw: {text}", file=sys.stderr)  # noqa: T201 - stdout is for data, and the log is not set up
 
 
 def _show(loaded: config.Config, client: str | None) -> int:
@@ -69,8 +98,66 @@ def _show(loaded: config.Config, client: str | None) -> int:
     try:
         sys.stdout.write(clients.lines(client, loaded))
     except clients.CannotReach as error:
-        print(f"aiogw: {error}", file=sys.stderr)  # noqa: T201 - stdout is for the lines alone
+        _say(error)
         return CANNOT_RUN
+    return OK
+
+
+def _watch(options: argparse.Namespace, admin: str) -> int:
+    from aiogw.status import reader, words
+
+    address = reader.AdminAddress(admin)
+    if options.command == "top":
+        return _top(address)
+    try:
+        told = asyncio.run(reader.ask(address))
+    except reader.CannotAsk as error:
+        _say(error)
+        return CANNOT_RUN
+    sys.stdout.write(words.as_json(told) if options.json else words.summary(told))
+    return OK if words.is_well(told) else TRY_LATER
+
+
+def _top(address: object) -> int:
+    from aiogw.status import reader
+
+    assert isinstance(address, reader.AdminAddress)
+    try:
+        from rich.console import Console
+
+        from aiogw.status import terminal
+    except ImportError as error:
+        _say(f"top needs {error.name}: pip install 'aiogw[top]'")
+        return CANNOT_RUN
+    console = Console()
+    if not console.is_terminal:
+        _say("top needs a terminal; for scripts there is status")
+        return CANNOT_RUN
+    try:
+        asyncio.run(reader.ask(address))  # nothing is worth waiting for at an address that is none
+        asyncio.run(terminal.watch(reader.follow(address), console))
+    except reader.CannotAsk as error:
+        _say(error)
+        return CANNOT_RUN
+    except KeyboardInterrupt:
+        pass
+    return OK
+
+
+def _explain(request_id: str, file: Path | None) -> int:
+    from aiogw.status.explain import tell
+    from aiogw.status.figures import plain
+
+    try:
+        with sys.stdin if file is None else file.open(errors="replace") as lines:
+            story = list(tell(lines, request_id))
+    except OSError as error:
+        _say(f"{file}: {(error.strerror or str(error)).lower()}")
+        return CANNOT_RUN
+    if not story:
+        _say(f"no line about {plain(request_id)}")
+        return CANNOT_RUN
+    sys.stdout.writelines(f"{plain(line)}\n" for line in story)
     return OK
 
 
@@ -96,6 +183,6 @@ def _run(loaded: config.Config, reread: Callable[[], config.Config], dialects: t
     try:
         uvloop.run(serve())
     except CannotListen as error:
-        print(f"aiogw: {error}", file=sys.stderr)  # noqa: T201 - for whoever started it, as well as for the log
+        _say(error)
         return CANNOT_RUN
     return OK

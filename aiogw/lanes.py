@@ -124,6 +124,10 @@ class Lanes:
                 waits[name] = lane.gate.estimated_wait_seconds(reading.waiting) if busy else 0.0
         return waits
 
+    def place_seconds(self) -> dict[str, float]:
+        """How long each queue takes to move up by one place, by the estimate that clients are told."""
+        return {name: lane.gate.estimated_wait_seconds(ahead=0) for name, lane in self._living()}
+
     def at_work(self, upstream: str) -> int:
         """Sequences at the engines of an upstream, as far as they went through here."""
         reading = self._serving[upstream].gate.statistics()

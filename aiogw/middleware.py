@@ -30,6 +30,7 @@ from aiogw.errors import (
     ClientGone,
     GatewayError,
     InternalFault,
+    InvalidKey,
     MalformedBody,
     MalformedRequest,
     UnknownModel,
@@ -262,8 +263,10 @@ def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
     response = _respond(request, request[DIALECT].render_error(error, record.request_id))
-    if isinstance(error, BodyTooLarge):
-        response.force_close()  # aiohttp's C parser (3.14) takes a length of 2**64 - 1 for none
+    if isinstance(error, BodyTooLarge | InvalidKey):
+        # aiohttp's C parser (3.14) takes a length of 2**64 - 1 for none; and of whoever has no key nothing more was
+        # looked at, so that it is in doubt where the next request begins.
+        response.force_close()
     return response
 
 

@@ -74,6 +74,7 @@ class ClientProtocol(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._head_came()
+        self._body = EMPTY_PAYLOAD  # it knows this connection: without the cycle, all of it goes when it ends
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -85,6 +86,10 @@ class ClientProtocol(RequestHandler):
             self._body = self._messages[-1][1]
         elif data and between and self._head_timer is None:
             self._expect_head()
+        if self._current_request is None and self._messages and self._body.total_bytes and not self._body.is_eof():
+            # Nobody has looked at this request yet, and it may be refused: hundreds that come in one turn of the loop
+            # would each bring what a buffer holds.  Whoever begins to read the body goes on with the connection.
+            self._pause_transport_reading()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         if not self._reads_no_more:

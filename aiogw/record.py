@@ -12,7 +12,7 @@ import secrets
 import time
 from typing import Any
 
-from attrs import define
+from attrs import define, frozen
 
 from aiogw.canonical import TokenUsage
 from aiogw.errors import GatewayError
@@ -178,6 +178,25 @@ class RequestRecord:
             "retry_after_seconds": self.retry_after_seconds,
         }
         return {name: value for name, value in told.items() if value is not None}
+
+
+# Where a request is that has not ended; from FINISH on it holds no slot any more.
+QUEUE, FIRST_BYTE, STREAM, FINISH = "queue", "first_byte", "stream", "finish"
+
+
+@frozen(kw_only=True)
+class Progress:
+    """A request under way: its record so far, and what is put there at its end only.
+
+    ``number`` counts up in the order of entry; ``last_byte_at`` is when the upstream was last heard.
+    """
+
+    number: int
+    record: RequestRecord
+    upstream: str
+    phase: str
+    response_bytes: int
+    last_byte_at: float | None
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -8,24 +8,22 @@ finishes the response second, because an idle slot is the one thing that costs a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Mapping
 
 from aiohttp import web
 from attrs import frozen
 
 from aiogw.admission.door import Gate
-from aiogw.admission.gate import DRAINING_RETRY_AFTER_SECONDS, Admission
+from aiogw.admission.gate import Admission
 from aiogw.canonical import ResponseHead
 from aiogw.clientstream import ClientStream
 from aiogw.departures import Departures
 from aiogw.dialects.base import Call, Dialect
-from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
-from aiogw.middleware import CALL, DIALECT, HELD_BODY, HOLDER, RECORD
-from aiogw.record import CLIENT_GONE, RequestRecord
-from aiogw.routing import Route, Routes
+from aiogw.errors import ClientGone, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
+from aiogw.middleware import DIALECT, HELD_BODY, HOLDER, RECORD
+from aiogw.record import CLIENT_GONE, FINISH, FIRST_BYTE, QUEUE, STREAM, Progress, RequestRecord
+from aiogw.routing import Route
 from aiogw.upstream.answer import read_error
 from aiogw.upstream.endpoints import Upstream
 from aiogw.upstream.pool import UpstreamCall, UpstreamPool, request_fields
@@ -53,87 +51,6 @@ class RelayLimits:
     sign_interval_seconds: float
 
 
-class Relay:
-    """All requests that are under way."""
-
-    def __init__(
-        self,
-        *,
-        routes: Routes,
-        gate: Gate,
-        departures: Departures,
-    ) -> None:
-        self._routes = routes
-        self._departures = departures
-        self._gate = gate
-        self._running: set[RelayedRequest] = set()
-        self._nothing_running = asyncio.Event()
-        self._nothing_running.set()
-        self.draining = False
-
-    @property
-    def idle(self) -> bool:
-        return not self._running
-
-    def serve(self, *, upstreams: Mapping[str, Upstream], limits: RelayLimits) -> None:
-        """What is true for requests that come from now on; ``upstreams`` by address."""
-        self._upstreams = dict(upstreams)
-        self._limits = limits
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Serve the canonical request that the middlewares left in ``request``; raises GatewayError or ClientGone."""
-        route = self._routes.find(request[CALL].request.model, request[HOLDER].models)
-        relayed = RelayedRequest(
-            request,
-            # Taken out: nothing else may keep a body of many megabytes through an answer of many minutes.
-            request.pop(CALL),
-            route=route,
-            gate=self._gate,
-            upstream=self._upstreams[route.address],
-            limits=self._limits,
-            departures=self._departures,
-        )
-        relayed.stream.keep_alive = not self.draining
-        self._running.add(relayed)
-        self._nothing_running.clear()
-        try:
-            return await relayed.serve()
-        finally:
-            relayed.close()
-            self._running.discard(relayed)
-            if not self._running:
-                self._nothing_running.set()
-
-    def retire(self) -> None:
-        """Serve what comes, but let every response that is still to begin say that its connection ends with it.
-
-        One that has begun has promised the opposite, and its client may send the next request right behind its end.
-        """
-        self.draining = True
-        for relayed in self._running:
-            if not relayed.stream.started:
-                relayed.stream.keep_alive = False
-
-    async def drain(self, timeout_seconds: float) -> None:
-        """Refuse whoever waits, let the others finish for at most ``timeout_seconds``, end the rest in-band."""
-        self.retire()
-        self._gate.drain()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._nothing_running.wait()
-        self.cut_short()
-        # The last bytes are still to be taken; a client that does not take them is not waited for.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1):
-                await self._nothing_running.wait()
-        for relayed in list(self._running):
-            relayed.stream.give_up()
-
-    def cut_short(self) -> None:
-        for relayed in list(self._running):
-            relayed.fail(Draining(upstream=relayed.route.upstream, retry_after_seconds=DRAINING_RETRY_AFTER_SECONDS))
-
-
 class RelayedRequest:
     """One request at the gate, then at the upstream, then done; every method is safe to call in any of these states."""
 
@@ -147,7 +64,9 @@ class RelayedRequest:
         upstream: Upstream,
         limits: RelayLimits,
         departures: Departures,
+        number: int,
     ) -> None:
+        self._number = number
         self._loop = asyncio.get_running_loop()
         self._body = call.request.body
         self._held_body = request[HELD_BODY]
@@ -175,6 +94,7 @@ class RelayedRequest:
         self._left_at_work = False
         self._error_head: ResponseHead | None = None
         self._error_body = bytearray()
+        self._last_byte_at: float | None = None
         self._ended: asyncio.Future[GatewayError | ClientGone | None] = self._loop.create_future()
         self.route = route
         self._headers = [(name, self._record.request_id) for name in self._dialect.request_id_headers]
@@ -257,6 +177,22 @@ class RelayedRequest:
         if not self._ended.done():
             self._ended.set_result(None)
 
+    def progress(self) -> Progress:
+        if self._ended.done() or (self._record.granted_at is not None and self._call is None):
+            phase = FINISH
+        elif self._record.granted_at is None:
+            phase = QUEUE
+        else:
+            phase = FIRST_BYTE if self._last_byte_at is None else STREAM
+        return Progress(
+            number=self._number,
+            record=self._record,
+            upstream=self._upstream.name,  # a reload may have given it another name than the record has
+            phase=phase,
+            response_bytes=self.stream.bytes_written,
+            last_byte_at=self._last_byte_at,
+        )
+
     def close(self) -> None:
         """Give back whatever is still held: the last thing that happens to a request, whatever happened before."""
         self._let_go()
@@ -309,10 +245,13 @@ class RelayedRequest:
         """
         if head is not None:
             self._held_body.release()
-        if data and self._record.first_byte_at is None:
-            self._record.first_byte_at = time.monotonic()
+        now = time.monotonic()
+        if data:
+            self._last_byte_at = now
+            if self._record.first_byte_at is None:
+                self._record.first_byte_at = now
         if ended:
-            self._record.answered_at = time.monotonic()
+            self._record.answered_at = now
             self._take_call()
             self._let_go()
             self._loop.call_soon(self._step, head, data, True)

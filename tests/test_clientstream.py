@@ -49,7 +49,7 @@ class Client:
     ) -> None:
         self.told: list[str] = []
         self.transport = FakeTransport(asyncio.Protocol(), asyncio.get_running_loop())
-        self.transport._extra["socket"] = sock  # type: ignore[attr-defined]
+        self.transport.sock = sock
         request = make_mocked_request("POST", "/", version=version, closing=close, transport=self.transport)
         self.stream = ClientStream(
             request,

@@ -6,6 +6,7 @@ enough of them: nine of eleven slots in use may leave no endpoint with room for 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -34,33 +35,28 @@ class Capacity:
         """Raises ValueError for a cap that would let nobody through."""
         if cap is not None and cap < 1:
             raise ValueError(f"cap is at least 1, not {cap}")
-        self._most = cap
-        self._slots = dict(endpoints)
+        self._most = math.inf if cap is None else cap
+        self._slots = {name: math.inf if cap is None or slots is None else slots for name, slots in endpoints.items()}
         self._used = {name: used for name, used in self._used.items() if used}
         for name in endpoints:
             self._used.setdefault(name, 0)
-        bounds = [slots for slots in endpoints.values() if slots is not None]
-        bounded = len(bounds) == len(endpoints)
-        self.cap = cap
-        if cap is not None and bounded:
-            self.cap = min(cap, max(1, sum(bounds) - 1)) if bounds else 0
-        self.largest = self.cap
-        if self.cap is not None and bounded:
-            self.largest = min(self.cap, max(bounds, default=0))
+        now = min(self._most, max(1, sum(self._slots.values()) - 1)) if endpoints else 0
+        largest = min(now, max(self._slots.values(), default=0))  # mutant: without endpoints ``now`` is 0
+        self._now = now
+        self.cap = _bound(now)
+        self.largest = _bound(largest)
 
     def used(self) -> dict[str, int]:
         """Slots in use by endpoint, those included that have gone but not given all back."""
         return dict(self._used)
 
     def fits(self, weight: int) -> bool:
-        if self._most is None or self.cap is None:
-            return True
         if self.in_use + weight > self._most:
             return False
-        if sum(self._used[name] for name in self._slots) + weight > self.cap:
+        if sum(self._used[name] for name in self._slots) + weight > self._now:
             return False
-        slots = self._slots[endpoint := self._freest()]
-        return slots is None or self._used[endpoint] + weight <= slots
+        endpoint = self._freest()
+        return self._used[endpoint] + weight <= self._slots[endpoint]
 
     def take(self, weight: int) -> str:
         """Take ``weight`` slots, which must fit; returns the endpoint that has most of its own free."""
@@ -76,6 +72,8 @@ class Capacity:
             del self._used[endpoint]
 
     def _freest(self) -> str:
-        if len(self._slots) == 1:
-            return next(iter(self._slots))
-        return max(self._slots, key=lambda name: (self._slots[name] or 0) - self._used[name])
+        return max(self._slots, key=lambda name: self._slots[name] - self._used[name])
+
+
+def _bound(number: float) -> int | None:
+    return None if number == math.inf else int(number)

@@ -216,11 +216,10 @@ class UpstreamGate:
         self._upstream = upstream
         self._limits = limits
         self._endpoints = dict(endpoints)
-        self._grant(
-            self._queue.resize(
-                cap=limits.cap if limits else None, queue_limit=limits.queue_limit if limits else 0, endpoints=endpoints
-            )
-        )
+        cap, queue_limit = (
+            (limits.cap, limits.queue_limit) if limits else (None, 0)
+        )  # mutant: nobody waits without a cap
+        self._grant(self._queue.resize(cap=cap, queue_limit=queue_limit, endpoints=endpoints))
         for admission in [one for one in self._queue.in_line() if not self._queue.could_hold(one)]:
             if admission.state is TicketState.WAITING:
                 self._leave(admission)
@@ -232,9 +231,8 @@ class UpstreamGate:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds slots, settles or waits."""
-        statistics = self._queue.statistics()
-        return not statistics.slots_in_use and not statistics.waiting
+        """Whether nobody holds slots or settles; whoever waits, waits for somebody who does."""
+        return not self._queue.statistics().slots_in_use
 
     def drain(self) -> None:
         """Refuse all who wait and all who come; those who hold slots keep them."""

@@ -260,6 +260,19 @@ def test_who_can_not_be_put_back() -> None:
     assert (TicketState.HOLDING, 1) == (d.admission.state, house.gate.statistics().slots_in_use)
 
 
+def test_who_leaves_after_being_put_back_holds_nothing_any_more() -> None:
+    """Its slots were given back then; the estimate for others is as if it had never been granted."""
+    house = house_of(dict(TWO), cap=2)
+    a, b, c = house.fill("abc")
+    house.loop.advance(4)
+    assert bounced(house, a)
+    a.admission.leave()
+    assert 4 == house.gate.estimated_wait_seconds(0)
+    assert {c.admission} == set(house.gate._queue.in_line())
+    b.admission.leave()
+    assert (1, 0) == (house.gate.statistics().slots_in_use, house.gate.statistics().waiting)
+
+
 def test_who_settles_is_not_put_back() -> None:
     """It is gone, and only its slots are not yet free."""
     house = house_of(dict(TWO), cap=2, abort_settle_seconds=1)

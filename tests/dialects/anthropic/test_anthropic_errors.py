@@ -53,10 +53,12 @@ LEAVES: list[tuple[tree.GatewayError, int, str, dict[str, str]]] = [
         NEVER | {"allow": "POST"},
     ),
     (tree.BodyTooLarge(limit_bytes=5), 413, "request_too_large", NEVER),
+    (tree.BodyTimeout(timeout_seconds=5, min_bytes_per_second=6), 408, "timeout_error", NEVER),
     (tree.MalformedRequest(reason="its target is malformed"), 400, "invalid_request_error", NEVER),
     (tree.UnsupportedCoding(coding="br", known=("gzip",)), 415, "invalid_request_error", NEVER),
     (tree.TooManySequences(upstream="u", sequences=9, cap=6), 400, "invalid_request_error", NEVER),
     (tree.QueueFull(**REFUSAL, cap=6, queue_limit=8), 503, "overloaded_error", AGAIN),
+    (tree.MemoryFull(retry_after_seconds=7, limit_bytes=7), 503, "overloaded_error", AGAIN),
     (tree.QueuePlacesTaken(**REFUSAL, queue_places=4), 503, "overloaded_error", AGAIN),
     (tree.QueueTimeout(**REFUSAL, waited_seconds=30), 503, "overloaded_error", AGAIN),
     (

@@ -1,0 +1,99 @@
+"""What the live view remembers: the last endings, the waits of five minutes, and a sample of each queue now and then.
+
+All of it is bounded, and a request costs it two appends.  The clock is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from attrs import frozen
+
+from aiogw.admission.readings import GateStatistics
+from aiogw.record import COMPLETED, Progress, RequestRecord
+
+ENDINGS = 50
+WAITS_SECONDS = 300.0
+# Of one upstream; with more than 13 requests a second the five minutes are fewer.
+MOST_WAITS = 4096
+SAMPLE_SECONDS = 2.0
+SAMPLES = 150
+
+Sample = tuple[int, int, float]
+
+
+@frozen(kw_only=True)
+class Ending:
+    number: int
+    record: RequestRecord
+
+
+@frozen(kw_only=True)
+class WaitQuantiles:
+    p50_seconds: float
+    p95_seconds: float
+
+
+class History:
+    def __init__(self) -> None:
+        self._ended = 0
+        self._endings: deque[Ending] = deque(maxlen=ENDINGS)
+        self._waits: dict[str, deque[tuple[float, float]]] = {}
+        self._sampled = 0
+        self._samples: dict[str, deque[tuple[str, Sample]]] = {}
+
+    @property
+    def endings(self) -> tuple[Ending, ...]:
+        """The last ones, the newest at the end; what was answered here, a list of models, is not among them."""
+        return tuple(self._endings)
+
+    def observe(self, record: RequestRecord) -> None:
+        """Take note of a request that has ended."""
+        if record.upstream is None and record.outcome == COMPLETED:
+            return
+        self._ended += 1
+        self._endings.append(Ending(number=self._ended, record=record))
+        wait_seconds = record.wait_seconds
+        if wait_seconds is None or record.upstream is None:
+            return
+        assert record.entered_at is not None
+        waits = self._waits.get(record.upstream)
+        if waits is None:
+            waits = self._waits[record.upstream] = deque(maxlen=MOST_WAITS)
+        waits.append((record.entered_at + wait_seconds, wait_seconds))
+
+    def waits(self, now: float, progress: Iterable[Progress]) -> dict[str, WaitQuantiles]:
+        """Of the waits that have ended within five minutes, those of requests that still run included."""
+        since = now - WAITS_SECONDS
+        recent = {name: [wait for ended_at, wait in waits if ended_at >= since] for name, waits in self._waits.items()}
+        for one in progress:
+            record = one.record
+            if record.granted_at is not None and record.granted_at >= since and record.wait_seconds is not None:
+                recent.setdefault(one.upstream, []).append(record.wait_seconds)
+        return {name: _quantiles(sorted(waits)) for name, waits in recent.items() if waits}
+
+    def sample(self, gates: Mapping[str, GateStatistics]) -> None:
+        """Remember what the queues look like; to be called every ``SAMPLE_SECONDS``."""
+        self._sampled += 1
+        for name in self._samples.keys() - gates.keys():
+            del self._samples[name]
+        for name, gate in gates.items():
+            samples = self._samples.get(name)
+            if samples is None:
+                samples = self._samples[name] = deque(maxlen=SAMPLES)
+            in_use = gate.slots_in_use + gate.slots_settling
+            samples.append((str(self._sampled), (in_use, gate.waiting, round(gate.oldest_wait_seconds, 1))))
+
+    @property
+    def samples(self) -> dict[str, dict[str, Sample]]:
+        return {name: dict(samples) for name, samples in self._samples.items()}
+
+
+def _quantiles(waits: list[float]) -> WaitQuantiles:
+    """By the nearest rank: a wait that somebody had, not one between two."""
+
+    def at(share: float) -> float:
+        return waits[min(len(waits) - 1, int(share * len(waits)))]
+
+    return WaitQuantiles(p50_seconds=at(0.5), p95_seconds=at(0.95))

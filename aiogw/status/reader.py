@@ -1,0 +1,100 @@
+"""The live view from outside: one status document, or one after the other for as long as somebody looks.
+
+The feed is read with aiohttp-sse-client, which reconnects after the end of a stream.  What it does not survive is a
+gateway that is not back yet, so ``follow`` begins anew with a reader of its own; that also forgets half an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from aiohttp import BaseConnector, ClientError, ClientSession, ClientTimeout, TCPConnector, UnixConnector
+from attrs import frozen
+
+from aiogw.status.snapshot import Document, merge
+
+ASK_SECONDS = 10.0
+# The feed says something every two seconds, if only that there is nothing to say.
+SILENCE_SECONDS = 8.0
+# The reader doubles it before it uses it.
+RECONNECT_SECONDS = 0.25
+# A line of the feed is a whole document; aiohttp's reader refuses lines of twice this size.
+LINE_BYTES = 1 << 22
+
+
+class CannotAsk(Exception):
+    """Nobody answers there, or not as a gateway would; the text says which."""
+
+
+@frozen
+class AdminAddress:
+    """``http://HOST:PORT``, ``HOST:PORT`` or ``unix:/PATH``."""
+
+    text: str
+
+    @property
+    def url(self) -> str:
+        if self.text.startswith("unix:"):
+            return "http://localhost"
+        return (self.text if "://" in self.text else f"http://{self.text}").rstrip("/")
+
+    def connector(self) -> BaseConnector:
+        if self.text.startswith("unix:"):
+            return UnixConnector(path=self.text.removeprefix("unix:"))
+        return TCPConnector()
+
+
+async def ask(address: AdminAddress) -> Document:
+    """The document of this moment; raises CannotAsk."""
+    try:
+        async with (
+            ClientSession(connector=address.connector(), timeout=ClientTimeout(total=ASK_SECONDS)) as session,
+            session.get(f"{address.url}/status.json") as response,
+        ):
+            if response.status != 200:
+                raise CannotAsk(f"{address.text} answers with status {response.status}: is it the admin address?")
+            document: Any = msgspec.json.decode(await response.read())
+    except (ClientError, OSError, ValueError) as error:
+        raise CannotAsk(f"{address.text} does not answer: {_reason(error)}") from None
+    if not isinstance(document, dict) or "upstreams" not in document:
+        raise CannotAsk(f"{address.text} has no status to tell")
+    return document
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__
+
+
+async def follow(address: AdminAddress) -> AsyncIterator[Document]:
+    """The document, and again whenever it has changed; through any interruption, without end."""
+    from aiohttp_sse_client.client import EventSource
+
+    # It logs each failed attempt as an error, into the middle of a terminal.
+    logging.getLogger("aiohttp_sse_client").setLevel(logging.CRITICAL)
+    async with ClientSession(connector=address.connector()) as session:
+        while True:
+            document: Document = {}
+            try:
+                async with EventSource(
+                    f"{address.url}/status/events",
+                    session=session,
+                    reconnection_time=timedelta(seconds=RECONNECT_SECONDS),
+                    max_connect_retry=1,
+                    # aiohttp's own time-out would end any stream after five minutes.
+                    timeout=ClientTimeout(total=None, sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS),
+                    read_bufsize=LINE_BYTES,
+                ) as events:
+                    async for event in events:
+                        told = msgspec.json.decode(event.data)
+                        document = told if event.type == "snapshot" else merge(document, told)
+                        yield document
+            except (ClientError, OSError, ValueError):
+                await asyncio.sleep(RECONNECT_SECONDS)

@@ -1,0 +1,228 @@
+"""The status document: one moment of the gateway as JSON, and the changes from one moment to the next; pure.
+
+A document has no null: what there is not is left out.  So a change is a JSON merge patch (RFC 7396), whose null means
+that something has gone.  Moments are seconds of the Unix clock, so that only what happens changes a document, and not
+the time that passes; ``with_ages`` adds what people ask for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from aiogw.admission.readings import GateStatistics
+from aiogw.enginewatch import EngineReading
+from aiogw.record import FINISH, QUEUE, Progress, RequestRecord
+from aiogw.status.history import Ending, WaitQuantiles
+
+Document = dict[str, Any]
+
+
+@frozen(kw_only=True)
+class Readings:
+    """All that is true at the moment ``now`` of the monotonic clock; ``unix_offset`` makes a Unix time of it.
+
+    The offset stays the same from one document to the next, or every moment would change with it.  ``samples`` are
+    occupancy, queue length and oldest wait, by their number.
+    """
+
+    now: float
+    unix_offset: float
+    version: str
+    started_at: float
+    draining: bool
+    gates: Mapping[str, GateStatistics]
+    place_seconds: Mapping[str, float]
+    engines: Mapping[str, EngineReading]
+    waits: Mapping[str, WaitQuantiles]
+    samples: Mapping[str, Mapping[str, tuple[int, int, float]]]
+    progress: Iterable[Progress]
+    endings: Iterable[Ending]
+
+    def unix_time(self, moment: float) -> float:
+        return round(moment + self.unix_offset, 3)
+
+
+def document(readings: Readings, *, most_in_line: int | None = None) -> Document:
+    """The document; of each queue at most the first ``most_in_line`` requests, while all are counted."""
+    upstreams = {name: _upstream(name, gate, readings) for name, gate in readings.gates.items()}
+    requests = _requests(readings, most_in_line)
+    for row in reversed(requests.values()):
+        if row["phase"] == QUEUE and row["upstream"] in upstreams:
+            upstreams[row["upstream"]]["waiting_since"] = row["entered_at"]
+    return {
+        "time": readings.unix_time(readings.now),
+        "version": readings.version,
+        "started_at": readings.unix_time(readings.started_at),
+        "draining": readings.draining,
+        "upstreams": upstreams,
+        "requests": requests,
+        "endings": {str(ending.number): _ending(ending, readings) for ending in readings.endings},
+    }
+
+
+def _upstream(name: str, gate: GateStatistics, readings: Readings) -> Document:
+    told: Document = {
+        "slots_in_use": gate.slots_in_use,
+        "slots_settling": gate.slots_settling,
+        "waiting": gate.waiting,
+        "endpoints": {
+            address: _without_none(up=one.up, slots=one.slots, slots_in_use=one.slots_in_use)
+            for address, one in gate.endpoints.items()
+        },
+        "history": dict(readings.samples.get(name, {})),
+    }
+    if gate.cap is not None:
+        told |= {"cap": gate.cap, "queue_limit": gate.queue_limit}
+        newcomer = newcomer_wait_seconds(gate, readings.place_seconds[name])
+        if newcomer is not None:
+            told["newcomer_wait_seconds"] = _coarse(newcomer)
+    if (waits := readings.waits.get(name)) is not None:
+        told |= {"wait_p50_seconds": round(waits.p50_seconds, 3), "wait_p95_seconds": round(waits.p95_seconds, 3)}
+    if (engine := readings.engines.get(name)) is not None:
+        told["engine"] = {
+            "running_requests": engine.running_requests,
+            "waiting_requests": engine.waiting_requests,
+            "drift_requests": engine.drift_requests,
+        }
+    return told
+
+
+def newcomer_wait_seconds(gate: GateStatistics, place_seconds: float) -> float | None:
+    """What a request that came now would wait, if the queue takes it; None: nothing runs from which to tell."""
+    if gate.cap is None or (not gate.waiting and gate.slots_in_use + gate.slots_settling < gate.cap):
+        return 0.0
+    return place_seconds * (gate.waiting + 1) or None
+
+
+def _requests(readings: Readings, most_in_line: int | None) -> Document:
+    told: Document = {}
+    in_line: dict[str, int] = defaultdict(int)
+    for one in sorted(readings.progress, key=lambda one: one.number):
+        position = in_line[one.upstream]
+        if one.phase == QUEUE:
+            in_line[one.upstream] += 1
+            if most_in_line is not None and position >= most_in_line:
+                continue
+        row = _row(one, readings)
+        if one.phase == QUEUE:
+            row["position"] = position
+            place_seconds = readings.place_seconds.get(one.upstream, 0.0)
+            if place_seconds:
+                row["estimated_seconds"] = _coarse(place_seconds * (position + 1))
+        told[str(one.number)] = row
+    return told
+
+
+def _row(one: Progress, readings: Readings) -> Document:
+    record = one.record
+    row = _origin(record) | {
+        "upstream": one.upstream,
+        "phase": one.phase,
+        "sequences": record.sequences if one.phase != FINISH else 0,
+        "stream": record.stream,
+        "bytes": one.response_bytes,
+    }
+    moments = {
+        "arrived_at": record.arrived_at,
+        "entered_at": record.entered_at,
+        "granted_at": record.granted_at,
+        "last_byte_at": one.last_byte_at,
+    }
+    for name, moment in moments.items():
+        if moment is not None:
+            row[name] = readings.unix_time(moment)
+    return row
+
+
+def _ending(ending: Ending, readings: Readings) -> Document:
+    record = ending.record
+    assert record.ended_at is not None
+    return _origin(record) | _without_none(
+        upstream=record.upstream,
+        outcome=record.outcome,
+        status=record.status,
+        phase=record.phase,
+        ended_by=record.ended_by,
+        ended_at=readings.unix_time(record.ended_at),
+        wait_seconds=_rounded(record.wait_seconds),
+        first_byte_seconds=_rounded(record.first_byte_seconds),
+        duration_seconds=_rounded(record.duration_seconds),
+        bytes=record.response_bytes,
+    )
+
+
+def _origin(record: RequestRecord) -> Document:
+    """Whose it is and what it asks for."""
+    return _without_none(
+        id=record.request_id,
+        key=record.key,
+        surface=record.surface,
+        model=record.model,
+    )
+
+
+def with_ages(told: Document) -> Document:
+    """A copy in which each moment also is a time that has passed since, as of the document's ``time``."""
+    now: float = told["time"]
+
+    def since(moment: float) -> float:
+        return max(0.0, round(now - moment, 3))
+
+    upstreams = {
+        name: one | ({"oldest_wait_seconds": since(one["waiting_since"])} if "waiting_since" in one else {})
+        for name, one in told["upstreams"].items()
+    }
+    requests = {}
+    for number, row in told["requests"].items():
+        requests[number] = row | {"age_seconds": since(row["arrived_at"])}
+        if "last_byte_at" in row:
+            requests[number]["silent_seconds"] = since(row["last_byte_at"])
+    return told | {"upstreams": upstreams, "requests": requests}
+
+
+def difference(old: Document, new: Document) -> Document:
+    """The merge patch that makes ``new`` of ``old``."""
+    patch: Document = {}
+    for name, value in new.items():
+        before = old.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            if inner := difference(before, value):
+                patch[name] = inner
+        elif value != before:
+            patch[name] = value
+    for name in old.keys() - new.keys():
+        patch[name] = None
+    return patch
+
+
+def merge(old: Document, patch: Document) -> Document:
+    """``old`` after ``patch``; neither of them changes."""
+    merged = dict(old)
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, dict):
+            before = merged.get(name)
+            merged[name] = merge(before if isinstance(before, dict) else {}, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _without_none(**members: Any) -> Document:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def _coarse(seconds: float) -> float:
+    """An estimate, no finer than anybody should take it; only what is nothing becomes nothing."""
+    if seconds >= 10:
+        return float(round(seconds))
+    return max(0.1, round(seconds, 1)) if seconds else 0.0

@@ -1,0 +1,41 @@
+"""One status document in a few lines for a shell, and the one question a script asks of it: is all well? Pure."""
+
+from __future__ import annotations
+
+import json
+
+from aiogw.status import figures
+from aiogw.status.snapshot import Document
+
+
+def as_json(told: Document) -> str:
+    return json.dumps(told, indent=1) + "\n"
+
+
+def is_well(told: Document) -> bool:
+    """Whether a request that comes now is served, or waits, whatever its model."""
+    upstreams = told["upstreams"].values()
+    return not told["draining"] and not any("cap" in one and _is_closed(one) for one in upstreams)
+
+
+def _is_closed(one: Document) -> bool:
+    return figures.is_full(one) or not any(at["up"] for at in one["endpoints"].values())
+
+
+def summary(told: Document) -> str:
+    state = "shutting down" if told["draining"] else f"up {figures.seconds(told['time'] - told['started_at'])}"
+    lines = [f"aiogw {told['version']}, {state}"]
+    for name, one in told["upstreams"].items():
+        parts = [f"{figures.slots_text(one)} slots in use"]
+        if one["slots_settling"]:
+            parts.append(f"{one['slots_settling']} of them settling")
+        if "cap" in one:
+            parts.append(f"{figures.queue_text(one)} waiting")
+            if "oldest_wait_seconds" in one:
+                parts.append(f"the oldest for {figures.seconds(one['oldest_wait_seconds'])}")
+            parts += [f"a newcomer {figures.newcomer_text(one)}", figures.waits_text(one)]
+        out = [address for address, at in one["endpoints"].items() if not at["up"]]
+        if out:
+            parts.append(f"left out: {', '.join(out)}")
+        lines.append(f"{name}: {'; '.join(parts)}")
+    return "".join(f"{figures.plain(line)}\n" for line in lines)
