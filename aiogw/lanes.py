@@ -116,13 +116,11 @@ class Lanes:
 
     def newcomers_wait_seconds(self) -> dict[str, float]:
         """How long a request that came now would probably wait, at each that has a queue."""
-        waits = {}
-        for name, lane in self._living():
-            reading = lane.gate.statistics()
-            if reading.cap is not None:
-                busy = reading.waiting > 0 or reading.slots_in_use + reading.slots_settling >= reading.cap
-                waits[name] = lane.gate.estimated_wait_seconds(reading.waiting) if busy else 0.0
-        return waits
+        return {
+            name: lane.gate.estimated_wait_seconds(ahead=reading.waiting) if reading.makes_newcomers_wait else 0.0
+            for name, lane in self._living()
+            if (reading := lane.gate.statistics()).cap is not None
+        }
 
     def place_seconds(self) -> dict[str, float]:
         """How long each queue takes to move up by one place, by the estimate that clients are told."""

@@ -55,6 +55,11 @@ class GateStatistics:
     refusals_total: Mapping[str, int]
     endpoints: Mapping[str, EndpointStatistics]
 
+    @property
+    def makes_newcomers_wait(self) -> bool:
+        full = self.cap is not None and self.slots_in_use + self.slots_settling >= self.cap
+        return full or self.waiting > 0
+
 
 @frozen(kw_only=True)
 class Outlook:
