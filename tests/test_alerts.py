@@ -17,6 +17,7 @@ ALERTS = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
 
 GATEWAY = 'job="aiogw",instance="gw:9464"'
 UPSTREAM = f'{GATEWAY},upstream="reasoning"'
+OTHER = f'{GATEWAY},upstream="other"'
 ENDPOINT_A = f'{UPSTREAM},endpoint="a:8000"'
 ENDPOINT_B = f'{UPSTREAM},endpoint="b:8000"'
 
@@ -50,6 +51,11 @@ class Case:
 
 
 FULL = {IN_USE: "5x60", SETTLING: "1x60", CAP: "6x60"}
+# Another upstream, at which something else is the matter.
+HALF = {
+    series(f"aiogw_slots_{name}", OTHER): f"{slots}x60"
+    for name, slots in (("in_use", 3), ("settling", 0), ("limit", 6))
+}
 
 CASES = {
     "AiogwDown": Case({series("up", GATEWAY): "1x20 0x20"}, {series("up", GATEWAY): "1x60"}, GATEWAY, "critical"),
@@ -101,7 +107,9 @@ CASES = {
         {series("process_open_fds", GATEWAY): "85x60", series("process_max_fds", GATEWAY): "100x60"},
         GATEWAY,
     ),
-    "AiogwSaturated": Case(FULL | {WAITING: "0x10 3x50"}, FULL | {WAITING: "0x60"}),
+    "AiogwSaturated": Case(
+        FULL | {WAITING: "0x10 3x50"}, FULL | {WAITING: "0x60"} | HALF | {series("aiogw_queue_requests", OTHER): "3x60"}
+    ),
     "AiogwQueueNearlyFull": Case({WAITING: "30x60", QUEUE_LIMIT: "32x60"}, {WAITING: "20x60", QUEUE_LIMIT: "32x60"}),
     "AiogwQueueFull": Case(
         {refusals("queue_full"): "0x10 0+1x50"}, {refusals("queue_full"): "9x60", refusals("draining"): "0+5x60"}
@@ -122,7 +130,11 @@ CASES = {
             series("aiogw_queue_timeout_seconds", UPSTREAM): "60x60",
         },
     ),
-    "AiogwNothingMoves": Case(FULL | {GRANTS: "7x60"}, FULL | {GRANTS: "0+1x60"}, severity="critical"),
+    "AiogwNothingMoves": Case(
+        FULL | {GRANTS: "7x60"},
+        FULL | {GRANTS: "0+1x60"} | HALF | {series("aiogw_grants_total", OTHER): "7x60"},
+        severity="critical",
+    ),
     "AiogwSettlingStuck": Case({SETTLING: "0x10 1x50"}, {SETTLING: "0x10 1x10 0x1 1x50"}),
     "AiogwUpstreamUnavailable": Case(
         {requests("upstream_unavailable"): "0x25 0+2x40"},
