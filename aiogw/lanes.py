@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from aiogw import assembly
 from aiogw.admission.door import Gate
 from aiogw.admission.gate import UpstreamGate
-from aiogw.admission.readings import GateStatistics, Limits
+from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits
 from aiogw.config import Config
 from aiogw.credentials import Credentials
 from aiogw.upstream.endpoints import Endpoint, NameUnknown, Upstream, UpstreamPlan, find_endpoints
@@ -32,6 +32,16 @@ class CannotReload(Exception):
 class Lane:
     gate: UpstreamGate
     upstream: Upstream
+
+    def statistics(self) -> GateStatistics:
+        """The gate's, with the endpoints that are left out: when nothing is held there, it knows nothing of them."""
+        reading = self.gate.statistics()
+        out = {
+            name: EndpointStatistics(up=False, slots=slots, slots_in_use=0)
+            for name, slots in self.upstream.left_out().items()
+            if name not in reading.endpoints
+        }
+        return evolve(reading, endpoints={**reading.endpoints, **out}) if out else reading
 
 
 @frozen(kw_only=True)
@@ -104,7 +114,15 @@ class Lanes:
 
     def statistics(self) -> dict[str, GateStatistics]:
         """A reading of each, those included that are no longer served and not empty yet."""
-        return {name: lane.gate.statistics() for name, lane in self._living()}
+        return {name: lane.statistics() for name, lane in self._living()}
+
+    def newcomers_wait_seconds(self) -> dict[str, float]:
+        """How long a request that came now would probably wait, at each that has a queue."""
+        return {
+            name: lane.gate.estimated_wait_seconds(ahead=reading.waiting) if reading.makes_newcomers_wait else 0.0
+            for name, lane in self._living()
+            if (reading := lane.gate.statistics()).cap is not None
+        }
 
     def place_seconds(self) -> dict[str, float]:
         """How long each queue takes to move up by one place, by the estimate that clients are told."""

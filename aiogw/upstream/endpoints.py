@@ -112,6 +112,10 @@ class Upstream:
         """The endpoints that are not left out, each with its slots."""
         return {key: endpoint.slots for key, endpoint in self._endpoints.items() if key not in self._out}
 
+    def left_out(self) -> dict[str, int | None]:
+        """The others, each with its slots."""
+        return {key: self._endpoints[key].slots for key in self._out}
+
     def pool(self, endpoint: str) -> UpstreamPool:
         """The connections of an endpoint that answers."""
         return self._pools[endpoint]

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -66,6 +67,7 @@ class UpstreamCall:
 
     A kept connection may die just as the request is written on it.  Then, and only if not one byte of a response was
     seen, the request goes out once more on a fresh connection: still one request to whoever holds the slot.
+    ``sent_at`` is when it was last written, on the monotonic clock, and ``times_sent`` how often.
     """
 
     def __init__(self, pool: UpstreamPool, head: bytes, body: bytes, listener: ResponseListener) -> None:
@@ -75,6 +77,8 @@ class UpstreamCall:
         self._listener: ResponseListener | None = listener
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self.sent_at: float | None = None
+        self.times_sent = 0
 
     def start(self, *, fresh: bool) -> None:
         connection = None if fresh else self._pool.take()
@@ -127,6 +131,8 @@ class UpstreamCall:
 
     def _send(self, connection: Connection) -> None:
         self._connection = connection
+        self.sent_at = time.monotonic()
+        self.times_sent += 1
         connection.send(self._head, self._body, self)
 
     def _connect(self) -> None:

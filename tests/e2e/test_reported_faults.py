@@ -195,7 +195,7 @@ async def test_nothing_else_is_limited(rig: Rig) -> None:
 PACKAGE = Path(__file__).parents[2] / "aiogw"
 
 
-# The live view's: its only caller closes it (contextlib.aclosing), and that of ``aiogw top`` lives as long as the command.
+# The live view's, whose caller closes it (contextlib.aclosing), and that of ``aiogw top``, which does nothing else.
 CLOSED_BY_WHO_ITERATES = {"events", "follow"}
 
 
