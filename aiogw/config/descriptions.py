@@ -79,10 +79,8 @@ DESCRIPTIONS: Mapping[type[Any], Mapping[str, str]] = {
         ),
         "idle_timeout_seconds": "Between two pieces of an answer that has begun.",
         "admission": 'The limits of the gate, or "unlimited" for an upstream without one.',
-        "credential": (
-            "The name of a credential of systemd's with the key that the gateway shows this upstream, where it wants one."
-        ),
-        "credential_file": "Instead of it: the file with the key that the gateway shows this upstream.",
+        "credential": ("The name of a credential of systemd's with the key that this upstream wants of the gateway."),
+        "credential_file": "Instead of it: the file with that key.",
         "ca_file": "With https: the CA (PEM) that has signed the upstream's certificate, instead of the system's.",
         "watch_engine_seconds": "How often the engine is asked for its own count of requests, for metrics. 0: never.",
         "aliases": "Further names for the models, each with the model it stands for.",
