@@ -377,5 +377,7 @@ class RelayedRequest:
         """Abort the upstream if it is still at work, then leave the gate: in this order the engine never has more."""
         call = self._take_call()
         aborted = call.abort() if call is not None else self._left_at_work
+        # Both SDKs close at the last event, which comes before the end of the response that carries it.
+        aborted = aborted and not self._encoder.said_all
         if self._admission is not None:
             self._admission.leave(aborted=aborted)

@@ -114,6 +114,7 @@ class LinesEncoder:
     def __init__(self, *, upstream: str, stream: bool) -> None:
         self.head: ResponseHead | None = None
         self.usage: TokenUsage | None = None
+        self.said_all = False
         self._upstream = upstream
         self._stream = stream
         self._splitter = EventSplitter(max_event_bytes=1 << 24)
@@ -166,6 +167,7 @@ class LinesEncoder:
         if self._ended or payload is None:
             return
         if payload.strip() == b"[DONE]":
+            self.said_all = True
             self._finish()
             return
         completion = self._read(payload)

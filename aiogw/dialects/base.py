@@ -58,6 +58,11 @@ class ResponseEncoder(Protocol):
         """What the upstream said the response cost, once it has."""
         ...
 
+    @property
+    def said_all(self) -> bool:
+        """Whether the upstream has said that it is done, although its response has not ended yet: it works no more."""
+        ...
+
     def begin(self, head: ResponseHead) -> None:
         """The upstream's head has arrived."""
         ...

@@ -477,3 +477,21 @@ def close_wait(gateway: Daemon) -> list[str]:
     with open(f"/proc/{gateway.pid}/net/tcp") as table:
         rows = [line.split() for line in table.readlines()[1:]]
     return [" ".join(row[:4]) for row in rows if row[3] == "08" and f"socket:[{row[9]}]" in inodes]
+
+
+async def test_a_client_that_closes_at_the_last_event(rig: Rig, surface: Surface, process: bool) -> None:
+    """The engine has said that it is done, so there is nothing to settle: the slot is the next one's at once."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, abort_settle_seconds=60, process=process)
+    client = await rig.post(gateway, surface, 1, stream=True)
+    exchange = await upstream.tagged(1)
+    waiting = await rig.post(gateway, surface, 2)
+    await gateway.waiting(1)
+    exchange.begin_stream(*STREAM)
+    response = await client.read_head()
+    assert response.status == 200
+    while not surface.says_end(response):
+        response.body += await client.read_chunk()
+    client.close()
+    (await upstream.tagged(2)).answer()
+    assert (await waiting.response()).status == 200

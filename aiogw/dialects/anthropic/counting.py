@@ -56,6 +56,7 @@ class CountEncoder:
     def __init__(self, *, upstream: str, path: str) -> None:
         self.head: ResponseHead | None = None
         self.usage: TokenUsage | None = None
+        self.said_all = False
         self._upstream = upstream
         self._path = path
         self._received = bytearray()

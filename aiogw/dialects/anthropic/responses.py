@@ -27,6 +27,7 @@ class WholeEncoder:
     def __init__(self, terms: ReplyTerms) -> None:
         self.head: ResponseHead | None = None
         self.usage: TokenUsage | None = None
+        self.said_all = False
         self._terms = terms
         self._received = bytearray()
 

@@ -88,6 +88,10 @@ class StreamEncoder:
         return self._writer.take()
 
     @property
+    def said_all(self) -> bool:
+        return self._ended
+
+    @property
     def usage(self) -> TokenUsage | None:
         return token_usage(self._usage)
 

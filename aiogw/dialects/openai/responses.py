@@ -28,6 +28,7 @@ _EVENT_STREAM = "text/event-stream"
 _JSON = "application/json"
 _TEXTUAL = (Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.BATCH)
 """The operations whose answers are never anything but JSON and events; sound, say, may be anything."""
+_DONE = b"data: [DONE]\n\n"
 _ID = re.compile(rb"^id:|[\r\n]id:")
 _ERROR = re.compile(rb'"error"\s*:\s*(?!null)')
 _EVENT = re.compile(rb".*?(?:\n\n|\r\n\r\n|\r\r)|.+\Z", re.DOTALL)
@@ -56,6 +57,7 @@ class PassThrough:
     def __init__(self, terms: ReplyTerms) -> None:
         self.head: ResponseHead | None = None
         self.usage: TokenUsage | None = None
+        self.said_all = False
         self._terms = terms
         self._events = False
         self._looks = terms.accounting or terms.repeat_reasoning_as is not None
@@ -106,6 +108,7 @@ class PassThrough:
             self._has_ids = True
         if self._looks and (b'"usage"' in data or b'"delta"' in data):
             data = b"".join([self._look(event) for event in _EVENT.findall(data)])
+        self.said_all = data.endswith(_DONE)
         if last and not self._finished and not _ERROR.search(data or self._passed):
             self._unsent = data
             raise self._broken("its stream ended without a finish reason")
