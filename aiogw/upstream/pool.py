@@ -239,7 +239,7 @@ class UpstreamPool:
             raise self._unavailable(f"no connection within {self._connect_timeout_seconds:g} s") from None
         except OSError as error:
             connection.abort()
-            raise self._unavailable(_reason(error)) from None
+            raise self._unavailable(_reason(error), getattr(error, "verify_message", None)) from None
         except BaseException:
             # Cancelled, perhaps in the tick in which the connection was made: it must not stay behind.
             connection.abort()
@@ -285,11 +285,13 @@ class UpstreamPool:
         address = self._target.address
         return self._target.authority if address is None else f"{self._target.authority} ({address})"
 
-    def _unavailable(self, reason: str) -> UpstreamUnavailable:
+    def _unavailable(self, reason: str, detail: str | None = None) -> UpstreamUnavailable:
+        """``detail`` is for the log: what it says of the upstream is not the client's business."""
         # Once until it is there again: each request says in its own line how it ended.
         level = logging.WARNING if self._reachable else logging.DEBUG
         self._reachable = False
-        log.log(level, "cannot connect to the upstream %s at %s: %s", self._upstream, self._where, reason)
+        told = reason if detail is None else f"{reason}: {detail}"
+        log.log(level, "cannot connect to the upstream %s at %s: %s", self._upstream, self._where, told)
         return UpstreamUnavailable(upstream=self._upstream, reason=reason)
 
 
@@ -324,7 +326,7 @@ async def _reach(addresses: deque[tuple[int, Any]]) -> socket.socket:
 def _reason(error: OSError) -> str:
     """What went wrong, without the address, which is not the client's business."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not valid: {error.verify_message}"
+        return "its certificate is not valid"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason or 'handshake'}"
     if isinstance(error, socket.gaierror):
