@@ -36,7 +36,7 @@ from aiogw.record import RequestRecord, configure_logging, tell
 from aiogw.routing import Routes
 from aiogw.server import MAX_FIELD_BYTES, MAX_HEADER_FIELDS, MalformedRequests, Runner
 from aiogw.service import ServiceManager, inherited_sockets
-from aiogw.sockets import CannotListen, server_context, shown
+from aiogw.sockets import CannotListen, shown
 from aiogw.status.serving import State, Status
 from aiogw.underway import Relay
 
@@ -106,9 +106,11 @@ class Gateway:
         server = self._config.server
         self._take(self._config, self._credentials, await self._lanes.prepare(self._config, self._credentials))
         self._collector.register()
-        self._say_if_too_few_descriptors()
         with inherited_sockets(self._environment) as inherited:
-            clients = await self._listener(self._application(), server.max_connections, _tls(self._config))
+            clients = await self._listener(
+                self._application(), server.max_connections, self._credentials.server_context
+            )
+            self._say_if_too_few_descriptors()
             await clients.listen(server.listen, inherited, "listening")
             admin = await self._listener(self._admin_application(), MAX_ADMIN_CONNECTIONS, None)
             await admin.listen(server.admin_listen, inherited, "metrics and health")
@@ -365,11 +367,24 @@ class Gateway:
         return listener
 
     def _say_if_too_few_descriptors(self) -> None:
-        caps = [gate.cap or 0 for gate in self._lanes.statistics().values()]
-        needed = self._config.server.max_connections + sum(caps) + MAX_ADMIN_CONNECTIONS + OWN_DESCRIPTORS
+        """Bound the connections of clients by what the process may have open beside them, and say so if it matters."""
+        caps = [gate.cap for gate in self._lanes.statistics().values()]
+        reserved = sum(cap or 0 for cap in caps) + MAX_ADMIN_CONNECTIONS + OWN_DESCRIPTORS
+        # Without a gate, each of them may have a request at an upstream.
+        each = 2 if None in caps else 1
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if needed > allowed:
-            log.warning("max_connections may need %d open files, and the limit is %d (LimitNOFILE)", needed, allowed)
+        # The reserve is for the worst of times: where there is little, clients have a quarter all the same.
+        limit = max(allowed - reserved, allowed // 4) // each
+        wanted = self._config.server.max_connections
+        self._listeners[0].descriptors_allow = limit
+        if wanted > limit:
+            needed = wanted * each + reserved
+            log.warning(
+                "max_connections may need %d open files, and the limit is %d (LimitNOFILE): only %d are accepted",
+                needed,
+                allowed,
+                limit,
+            )
 
     # -- the service manager ----------------------------------------------------------------------------------------
 
@@ -386,8 +401,7 @@ class Gateway:
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:
-    tls = config.server.tls
-    return None if tls is None else server_context(tls.certificate, tls.key)
+    return credentials.load(config).server_context
 
 
 def _unacknowledged_seconds(config: Config) -> float:

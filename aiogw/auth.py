@@ -77,7 +77,7 @@ def _shown_key(authorization: Iterable[str], x_api_key: Iterable[str]) -> bytes:
 
     An empty field is none: a client whose key is configured for one field may send the other without a value.
     """
-    shown = {_bearer_token(value) for value in authorization} | {value.strip() for value in x_api_key}
+    shown = {_bearer_token(value) for value in authorization} | {value.strip(" \t") for value in x_api_key}
     shown.discard("")
     key = shown.pop() if len(shown) == 1 else None
     return b"" if key is None else key.encode("utf-8", "surrogateescape")
@@ -85,5 +85,6 @@ def _shown_key(authorization: Iterable[str], x_api_key: Iterable[str]) -> bytes:
 
 def _bearer_token(value: str) -> str | None:
     """The token; None where it is something else that is shown."""
-    scheme, _, token = value.strip().partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else "" if not scheme else None
+    # All that HTTP knows as white space: Python has more, which may be part of a key that is nobody's.
+    scheme, _, token = value.strip(" \t").partition(" ")
+    return token.strip(" \t") if scheme.lower() == "bearer" else "" if not scheme else None

@@ -1,4 +1,4 @@
-"""What lies in the files a configuration names: clients' keys, upstreams' credentials and CAs, read and checked.
+"""What lies in the files a configuration names: keys, upstreams' credentials and CAs, our certificate; checked.
 
 Only here is a secret ever read.  Nothing of it may get into a fault, a log line or a repr.
 """
@@ -13,11 +13,12 @@ import ssl
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from attrs import field, frozen
 
 from aiogw.auth import Holder, Keyring
-from aiogw.config import Config, ConfigError, Finding, Key
+from aiogw.config import Config, ConfigError, Finding, Key, TlsConfig
 from aiogw.config.faults import dotted
 
 # The room that systemd makes for what LoadCredential= names, and guards by itself.
@@ -34,9 +35,13 @@ class _Unusable(Exception):
 
 @frozen(kw_only=True)
 class Credentials:
-    """``keyring`` None: nobody is asked for a key.  The others are by the name of their upstream."""
+    """``keyring`` None: nobody is asked for a key.  ``server_context`` None: clients come in plain HTTP.
+
+    The others are by the name of their upstream.
+    """
 
     keyring: Keyring | None
+    server_context: ssl.SSLContext | None = field(repr=False)
     upstreams: Mapping[str, str] = field(repr=False)
     ssl_contexts: Mapping[str, ssl.SSLContext]
 
@@ -55,6 +60,7 @@ def load(config: Config) -> Credentials:
             owners[secret] = dotted(path)
             models = None if key.models == "all" else frozenset(key.models)
             keys[Holder(name=holder, models=models, queue_places=key.queue_places)] = secret
+    server_context = None if config.server.tls is None else _server_context(config.server.tls, findings)
     upstream_credentials: dict[str, str] = {}
     ssl_contexts: dict[str, ssl.SSLContext] = {}
     for name, upstream in config.upstreams.items():
@@ -70,6 +76,7 @@ def load(config: Config) -> Credentials:
         raise ConfigError(findings)
     return Credentials(
         keyring=Keyring.of(keys) if config.auth.mode == "keys" else None,
+        server_context=server_context,
         upstreams=upstream_credentials,
         ssl_contexts=ssl_contexts,
     )
@@ -94,8 +101,10 @@ def _secret(file: str | None, credential: str | None) -> bytes:
         )
     else:
         path = Path(directory) / (credential or "")
-    guarded = directory is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
-    content = _content(path, guarded=guarded)
+    with _opened(path, private=True) as opened:
+        content = opened.read(MAX_SECRET_BYTES + 1)
+    if len(content) > MAX_SECRET_BYTES:
+        raise _Unusable(f"{path} is longer than a key of {MAX_SECRET_BYTES} bytes")
     line = content.removesuffix(b"\n").removesuffix(b"\r")
     if not line:
         raise _Unusable(f"{path} is empty")
@@ -106,28 +115,61 @@ def _secret(file: str | None, credential: str | None) -> bytes:
     return line
 
 
-def _content(path: Path, *, guarded: bool) -> bytes:
-    """What a file holds that nobody else may read or write, unless it is ``guarded`` by other means than its mode."""
+@contextlib.contextmanager
+def _opened(path: Path, *, private: bool) -> Iterator[IO[bytes]]:
+    """A file and nothing else; one that is ``private`` nobody else may read or write, unless systemd guards it."""
     try:
         # A named pipe would be waited for without O_NONBLOCK.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise _Unusable(f"{path} is not a file")
-            if mode & (stat.S_IRWXG | stat.S_IRWXO) and not guarded:
+            if private and mode & (stat.S_IRWXG | stat.S_IRWXO) and not _is_guarded(path):
                 raise _Unusable(
                     f"{path} is open to others (mode {stat.S_IMODE(mode):04o}): chmod 600 {shlex.quote(str(path))}"
                 )
-            content = file.read(MAX_SECRET_BYTES + 1)
+            yield file
     except OSError as error:
         raise _Unusable(f"{path}: {_reason(error)}") from None
-    if len(content) > MAX_SECRET_BYTES:
-        raise _Unusable(f"{path} is longer than a key of {MAX_SECRET_BYTES} bytes")
-    return content
+
+
+def _is_guarded(path: Path) -> bool:
+    directory = os.environ.get(DIRECTORY_VARIABLE)
+    return directory is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
+
+
+def _server_context(tls: TlsConfig, findings: list[Finding]) -> ssl.SSLContext | None:
+    """TLS for clients by this certificate chain and its key, both PEM files; None where there are ``findings``."""
+    found_before = len(findings)
+    for name, path, private in (("certificate", tls.certificate, False), ("key", tls.key, True)):
+        with _told_in(findings, ("server", "tls", name)), _opened(Path(path), private=private):
+            pass
+    if len(findings) > found_before:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    with _told_in(findings, ("server", "tls", "certificate")):
+        try:
+            # A password, so that an encrypted key is an error: OpenSSL would ask for it on the terminal, and wait.
+            context.load_cert_chain(tls.certificate, tls.key, password="")
+        except OSError as error:
+            raise _Unusable(f"{tls.certificate} cannot be used with {tls.key}: {_tls_reason(error)}") from None
+    return context
+
+
+def _tls_reason(error: OSError) -> str:
+    if not isinstance(error, ssl.SSLError):
+        return _reason(error)
+    # All else that OpenSSL can say here is "PEM lib", whatever is wrong.
+    mismatch = error.reason == "KEY_VALUES_MISMATCH"
+    return "the key belongs to another certificate" if mismatch else "not in PEM form, or encrypted"
 
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
     """One that takes only certificates that are good for the host's name, by the given CA or those of the system."""
+    if ca_file is not None:
+        with _opened(Path(ca_file), private=False):
+            pass
     try:
         return ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError:

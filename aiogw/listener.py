@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import ssl
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -92,6 +93,8 @@ class Listener:
         self._protocol_factory = protocol_factory
         self._connections = connections
         self._max_connections = max_connections
+        # What there are descriptors for, whatever ``max_connections`` says.
+        self.descriptors_allow = sys.maxsize
         self._unacknowledged_seconds = unacknowledged_seconds
         self._ssl_context = ssl_context
         self._sockets = ListeningSockets([], inherited=False, file=None)
@@ -125,10 +128,12 @@ class Listener:
         self._arriving = {protocol for protocol in self._arriving if protocol.transport is None}
         return self._connections() + len(self._arriving)
 
+    @property
+    def _limit(self) -> int:
+        return min(self._max_connections, self.descriptors_allow)
+
     def statistics(self) -> ListenerStatistics:
-        return ListenerStatistics(
-            connections=self.open, max_connections=self._max_connections, refused_total=dict(self._refused)
-        )
+        return ListenerStatistics(connections=self.open, max_connections=self._limit, refused_total=dict(self._refused))
 
     async def listen(self, address: ListenAddress, given: list[socket.socket], purpose: str) -> None:
         """Listen on ``address``, on ``given`` sockets if there are some for it, and say so; raises CannotListen."""
@@ -202,7 +207,7 @@ class Listener:
         return True
 
     def _take(self, sock: socket.socket) -> None:
-        if self.open >= self._max_connections:
+        if self.open >= self._limit:
             self._refuse(sock, TOO_MANY)
             return
         sock.setblocking(False)
@@ -276,7 +281,7 @@ class Listener:
             return
         self._told = self._refused.copy()
         told = ", ".join(f"{reason}: {count}" for reason, count in sorted(fresh.items()))
-        log.warning("turned connections away (%s); %d of %d are open", told, self.open, self._max_connections)
+        log.warning("turned connections away (%s); %d of %d are open", told, self.open, self._limit)
         self._telling = self._loop.call_later(TELL_SECONDS, self._tell)
 
 

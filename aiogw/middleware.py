@@ -19,7 +19,7 @@ from attrs import frozen
 
 from aiogw.auth import ANYBODY, Authenticator, Holder
 from aiogw.bodies import BodyBudget, HeldBody
-from aiogw.canonical import Document
+from aiogw.canonical import Document, Operation
 from aiogw.clientstream import SentResponse
 from aiogw.contentcoding import Inflater, content_coding
 from aiogw.dialects import detect
@@ -45,6 +45,13 @@ log = logging.getLogger(__name__)
 # Of anything that a client chose, in a log line.
 MAX_LOGGED_CHARACTERS = 200
 
+# Of a JSON body, before it is decoded: each object or list may take a kilobyte then, each other value a hundred bytes.
+# A token or more of text belongs to every one of them, so that what fits a context stays far below.
+MAX_COMMAS = 500_000
+MAX_OPENING_BRACKETS = 300_000
+# What may come as a form, of which nothing is decoded.
+_FORMS = (Operation.TRANSCRIPTIONS, Operation.TRANSLATIONS)
+
 RECORD = web.RequestKey("RECORD", RequestRecord)
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("DIALECT", Dialect)
 HOLDER = web.RequestKey("HOLDER", Holder)
@@ -56,7 +63,8 @@ HELD_BODY = web.RequestKey("HELD_BODY", HeldBody)
 class BodyLimits:
     """How large a body may be when it is decoded, and how slow.
 
-    It has ``timeout_seconds``, and a second more for every ``min_bytes_per_second`` bytes of it that have come.
+    It has ``timeout_seconds``, and a second more for every ``min_bytes_per_second`` bytes of it that have come over the
+    wire.
     """
 
     max_bytes: int
@@ -185,8 +193,11 @@ async def _read_call(
     body = await _read_body(request, limits)
     record = request[RECORD]
     record.request_bytes = len(body)
+    content_type = request.headers.get("content-type", "")
+    if endpoint.operation not in _FORMS or not content_type.lower().startswith("multipart/"):
+        _check_size_decoded(body)
     find_engine = partial(routes.find_engine, allowed=request[HOLDER].models)
-    call = dialect.decode(endpoint, request.headers.get("content-type", ""), body, find_engine)
+    call = dialect.decode(endpoint, content_type, body, find_engine)
     if isinstance(call, Document):
         return call
     request[HELD_BODY].resize(len(call.request.body))
@@ -194,6 +205,16 @@ async def _read_call(
     record.stream = call.request.stream
     record.sequences = call.request.sequences
     return call
+
+
+def _check_size_decoded(body: bytes) -> None:
+    """Refuse what would take gigabytes and seconds once it is decoded, by what can be counted in its bytes."""
+    if len(body) <= MAX_OPENING_BRACKETS:
+        return
+    if body.count(b",") > MAX_COMMAS:
+        raise MalformedBody(reason=f"it has more than {MAX_COMMAS} commas, those in strings included")
+    if body.count(b"[") + body.count(b"{") > MAX_OPENING_BRACKETS:
+        raise MalformedBody(reason=f"it has more than {MAX_OPENING_BRACKETS} of [ and {{, those in strings included")
 
 
 async def accept_expectation(_request: web.Request) -> None:
@@ -228,12 +249,13 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
     # those of several uploads lie between each other, and what is freed of them is of no use to the next.
     body = io.BytesIO(bytes(declared))
     inflater = None if coding is None else Inflater(coding)
-    size = 0
+    size = received = 0
     try:
         # No timer for what came together with its head, as nearly all do.
         async with asyncio.timeout_at(None if request.content.is_eof() else deadline) as timeout:
             # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
             async for piece in request.content.iter_any():
+                received += len(piece)
                 for step in (piece,) if inflater is None else inflater.feed(piece):
                     size += len(step)
                     if size > limits.max_bytes:
@@ -244,7 +266,7 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
                     if inflater is not None:
                         await asyncio.sleep(0)  # a bomb has many steps, and others want their turn between them
                 if timeout.when() is not None:
-                    timeout.reschedule(deadline + size / limits.min_bytes_per_second)
+                    timeout.reschedule(deadline + received / limits.min_bytes_per_second)
         if inflater is not None:
             inflater.end()
     except TimeoutError:

@@ -13,6 +13,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from aiogw.sockets import CannotListen
+
 log = logging.getLogger(__name__)
 
 FIRST_DESCRIPTOR = 3
@@ -26,18 +28,32 @@ EXTEND_SECONDS = 15
 def inherited_sockets(environment: Mapping[str, str]) -> Iterator[list[socket.socket]]:
     """The sockets that are passed to this very process (sd_listen_fds(3)).
 
-    Whoever uses one takes it from the list; what is left in it is closed at the end.
+    Whoever uses one takes it from the list; what is left in it is closed at the end.  Raises CannotListen.
     """
     sockets: list[socket.socket] = []
-    if environment.get("LISTEN_PID") == str(os.getpid()):
-        for descriptor in range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + int(environment["LISTEN_FDS"])):
-            os.set_inheritable(descriptor, False)
-            sockets.append(socket.socket(fileno=descriptor))
     try:
+        if environment.get("LISTEN_PID") == str(os.getpid()):
+            _inherit(environment.get("LISTEN_FDS", ""), sockets)
         yield sockets
     finally:
         for sock in sockets:
             sock.close()
+
+
+def _inherit(count: str, sockets: list[socket.socket]) -> None:
+    if not (count.isascii() and count.isdecimal()):
+        raise CannotListen(f"LISTEN_FDS says {count!r}; expected the number of sockets that are passed")
+    for descriptor in range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + int(count)):
+        cannot_use = f"cannot use descriptor {descriptor} of LISTEN_FDS={count}"
+        try:
+            sock = socket.socket(fileno=descriptor)
+        except OSError as error:
+            raise CannotListen(f"{cannot_use}: {os.strerror(error.errno or 0).lower()}") from None
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            sock.detach()  # if nothing was passed, it may be the event loop's own by now
+            raise CannotListen(f"{cannot_use}: nobody can connect to it")
+        sock.set_inheritable(False)
+        sockets.append(sock)
 
 
 class ServiceManager:

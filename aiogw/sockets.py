@@ -1,4 +1,4 @@
-"""Sockets to listen on: bound here or inherited, with their options, their files and their certificate.
+"""Sockets to listen on: bound here or inherited, with their options and their files.
 
 Nothing here may know what is accepted from them.
 """
@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import socket
-import ssl
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +27,7 @@ KEEPALIVE_PROBES = 3
 
 
 class CannotListen(Exception):
-    """An address that cannot be listened on, or a certificate that cannot be shown; the text says which and why."""
-
-
-def server_context(certificate: str, key: str) -> ssl.SSLContext:
-    """TLS with this certificate chain and its key, both PEM files; raises CannotListen."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        # A password, so that an encrypted key is an error: OpenSSL would ask for it on the terminal, and wait.
-        context.load_cert_chain(certificate, key, password="")
-    except OSError as error:
-        reason = _tls_reason(error) if isinstance(error, ssl.SSLError) else _reason(error)
-        raise CannotListen(f"cannot use certificate {certificate} with key {key}: {reason}") from None
-    return context
-
-
-def _tls_reason(error: ssl.SSLError) -> str:
-    # All else that OpenSSL can say here is "PEM lib", whatever is wrong.
-    mismatch = error.reason == "KEY_VALUES_MISMATCH"
-    return "the key belongs to another certificate" if mismatch else "not in PEM form, or encrypted"
+    """An address that cannot be listened on; the text says which and why."""
 
 
 def shown(sock: socket.socket) -> str:

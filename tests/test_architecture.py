@@ -80,8 +80,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "catalogue": (*VOCABULARY, "upstream"),
         "enginewatch": (*VOCABULARY, "upstream"),
         "listener": ("config", "sockets"),
-        "service": (),
         "sockets": ("config",),
+        "service": ("sockets",),
         "admission.door": ("errors", "admission.gate", "admission.readings"),
         "admission.gate": (
             "errors",

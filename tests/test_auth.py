@@ -62,6 +62,10 @@ def test_a_key_has_its_holder(one: Holder) -> None:
         ([], ["sk-alice", "sk-bob"]),
         ([], ["Bearer sk-alice"]),
         (["Bearer \udcff"], []),
+        ([], ["\u00a0sk-alice\u00a0"]),
+        ([], ["sk-alice\u2003"]),
+        (["\u00a0Bearer sk-alice"], []),
+        (["Bearer \u00a0sk-alice\x1f"], []),
     ],
     ids=repr,
 )

@@ -248,6 +248,65 @@ def test_what_is_no_ca(tmp_path: Path, content: str | None, expected: str) -> No
     assert fault.endswith(expected)
 
 
+@pytest.mark.parametrize("how", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
+def test_a_ca_that_is_no_file(tmp_path: Path, how: Callable[[Path], None]) -> None:
+    """Nothing is waited for."""
+    how(tmp_path / "ca.pem")
+    (fault,) = faults_of(None, "https://engine", ca_file=str(tmp_path / "ca.pem"))
+    assert fault.startswith(f"upstreams.reasoning.ca_file: {tmp_path / 'ca.pem'}")
+    assert fault.endswith(("is not a file", "is a directory"))
+
+
+# -- our own certificate --------------------------------------------------------------------------------------------
+
+
+def tls_text(certificate: Path, key: Path) -> str:
+    tls = {"certificate": str(certificate), "key": str(key)}
+    return configuration({"reasoning": upstream_table("http://engine")}, tls=tls)
+
+
+@needs_openssl
+def test_a_certificate_for_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``check`` reads it as a start would: both files missing, the key open to others, another certificate's key."""
+    certificate, key = tmp_path / "localhost.pem", tmp_path / "localhost-key.pem"
+    path = tmp_path / "gateway.toml"
+    path.write_text(tls_text(certificate, key))
+
+    def faults() -> list[str]:
+        for command in ("check", "run"):
+            assert cli.main([command, "--config", str(path)]) == 2
+        told = capsys.readouterr().err.splitlines()
+        assert told[: len(told) // 2] == told[len(told) // 2 :]
+        return [line.partition(": ")[2] for line in told[: len(told) // 2]]
+
+    assert faults() == [
+        f"server.tls.certificate: {certificate}: no such file or directory",
+        f"server.tls.key: {key}: no such file or directory",
+    ]
+    make_certificate(tmp_path)
+    key.chmod(0o640)
+    assert faults() == [f"server.tls.key: {key} is open to others (mode 0640): chmod 600 {key}"]
+    key.chmod(0o600)
+    assert cli.main(["check", "--config", str(path)]) == 0
+    (tmp_path / "other").mkdir()
+    make_certificate(tmp_path / "other")[0].rename(certificate)
+    assert faults() == [
+        f"server.tls.certificate: {certificate} cannot be used with {key}: the key belongs to another certificate"
+    ]
+    key.unlink()
+    os.mkfifo(key, 0o600)
+    assert faults() == [f"server.tls.key: {key} is not a file"]
+
+
+@needs_openssl
+def test_a_certificates_key_from_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What systemd has put into its folder is guarded by more than its mode."""
+    certificate, key = make_certificate(tmp_path)
+    key.chmod(0o440)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert credentials.load(config.loads(tls_text(certificate, key))).server_context is not None
+
+
 # -- the command line, and what is printed --------------------------------------------------------------------------
 
 

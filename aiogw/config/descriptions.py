@@ -55,7 +55,7 @@ DESCRIPTIONS: Mapping[type[Any], Mapping[str, str]] = {
     },
     TlsConfig: {
         "certificate": "A PEM file: the certificate, with those that lead to its authority.",
-        "key": "A PEM file with the key of the certificate.",
+        "key": "A PEM file with the key of the certificate, which nobody but its owner may read or write.",
     },
     AuthConfig: {
         "mode": '"none": everybody who can reach the gateway. "keys": who shows one of the keys below.',

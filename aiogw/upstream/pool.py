@@ -252,7 +252,8 @@ class UpstreamPool:
             raise self.unavailable(f"no connection within {self._connect_timeout_seconds:g} s") from None
         except OSError as error:
             connection.abort()
-            raise self.unavailable(_reason(error), ours=error.errno in _OUR_OWN_LACK) from None
+            detail = getattr(error, "verify_message", None)
+            raise self.unavailable(_reason(error), detail, ours=error.errno in _OUR_OWN_LACK) from None
         except UnicodeError:
             # Of a name that cannot be written for DNS, which is not an OSError.
             connection.abort()
@@ -302,13 +303,18 @@ class UpstreamPool:
         address = self._target.address
         return self._target.authority if address is None else f"{self._target.authority} ({address})"
 
-    def unavailable(self, reason: str, *, ours: bool = False) -> UpstreamUnavailable:
+    def unavailable(self, reason: str, detail: str | None = None, *, ours: bool = False) -> UpstreamUnavailable:
+        """``detail`` is for the log: what it says of the upstream is not the client's business.
+
+        ``ours``: it is not the endpoint that lacks something.
+        """
         if not ours:
             self.on_unreachable()
         # Once until it is there again: each request says in its own line how it ended.
         level = logging.WARNING if self._reachable else logging.DEBUG
         self._reachable = False
-        log.log(level, "cannot connect to the upstream %s at %s: %s", self._upstream, self._where, reason)
+        told = reason if detail is None else f"{reason}: {detail}"
+        log.log(level, "cannot connect to the upstream %s at %s: %s", self._upstream, self._where, told)
         return UpstreamUnavailable(upstream=self._upstream, reason=reason)
 
 
@@ -343,7 +349,7 @@ async def _reach(addresses: deque[tuple[int, Any]]) -> socket.socket:
 def _reason(error: OSError) -> str:
     """What went wrong, without the address, which is not the client's business."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not valid: {error.verify_message}"
+        return "its certificate is not valid"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason or 'handshake'}"
     if isinstance(error, socket.gaierror):

@@ -9,7 +9,18 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from rig import OPENAI, Daemon, RawClient, Response, Rig, answer, eventually, set_reset_on_close
+from rig import (
+    OPENAI,
+    Daemon,
+    RawClient,
+    Response,
+    Rig,
+    answer,
+    configuration,
+    eventually,
+    set_reset_on_close,
+    upstream_table,
+)
 
 
 async def test_one_connection_too_many(rig: Rig, process: bool) -> None:
@@ -104,8 +115,45 @@ async def test_a_limit_that_descriptors_do_not_allow(rig: Rig) -> None:
     _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     daemon = await rig.daemon(await rig.upstream(), server={"max_connections": allowed + 1})
     needed = allowed + 1 + 1 + 64 + 64
-    said = f"max_connections may need {needed} open files, and the limit is"
+    said = (
+        f"max_connections may need {needed} open files, and the limit is {allowed} (LimitNOFILE): only {allowed - 129} "
+    )
     await eventually(lambda: any(said in line for line in daemon.lines), what=said)
+    assert await daemon.metric("aiogw_connections_limit") == allowed - 129
+
+
+FEW_DESCRIPTORS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from aiogw.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("unlimited", [False, True], ids=["gate", "no-gate"])
+async def test_the_silent_do_not_take_the_descriptors_of_the_others(rig: Rig, unlimited: bool) -> None:
+    """Dozens of connections that say nothing leave enough for who is served, for the upstream and for the probes."""
+    upstream = await rig.upstream(answer)
+    admission = {"admission": "unlimited"} if unlimited else {}
+    text = configuration({"reasoning": upstream_table(upstream.url, **admission)}, max_connections=200)
+    daemon = Daemon(rig.config_file(text), program=("-c", FEW_DESCRIPTORS))
+    await daemon.start()
+    try:
+        running = await rig.client(daemon)
+        await running.request("GET", OPENAI.models_path)
+        assert (await running.response(to="GET")).status == 200
+        silent = [await rig.client(daemon) for _ in range(80)]
+        assert (await silent[-1].response()).status == 503
+        assert (await daemon.admin("/livez")).status == 200
+        assert await daemon.metric("aiogw_connections_limit") == (8 if unlimited else 16)
+        assert await daemon.metric("aiogw_connections") == (8 if unlimited else 16)
+        for tag in range(3):
+            await running.post(OPENAI.path, OPENAI.body(tag))
+            assert (await running.response()).status == 200
+        assert await daemon.metric("aiogw_connections_refused_total", reason="descriptors") == 0
+        assert upstream.tags == [0, 1, 2]
+    finally:
+        await daemon.stop()
 
 
 @pytest.mark.parametrize("admin", [False, True], ids=["clients", "admin"])

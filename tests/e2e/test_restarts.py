@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -204,3 +205,47 @@ async def test_a_socket_that_the_configuration_does_not_know(rig: Rig, listening
     assert daemon.lines[-1] == (
         f"aiogw: {at(listening)} is inherited, but neither server.listen nor server.admin_listen"
     )
+
+
+# What systemd never does, and a script that imitates it may: the last statement is the daemon.
+ACTIVATION = """
+import os, socket, sys
+os.environ["LISTEN_PID"] = str(os.getpid())
+{}
+from aiogw.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ('os.environ["LISTEN_FDS"] = "abc"', "LISTEN_FDS says 'abc'; expected the number of sockets that are passed"),
+        ('os.environ["LISTEN_FDS"] = "-1"', "LISTEN_FDS says '-1'; expected the number of sockets that are passed"),
+        ("", "LISTEN_FDS says ''; expected the number of sockets that are passed"),
+        (
+            'os.environ["LISTEN_FDS"] = "1"; os.dup2(0, 3)',
+            "cannot use descriptor 3 of LISTEN_FDS=1: socket operation on non-socket",
+        ),
+        (
+            'os.environ["LISTEN_FDS"] = "1"; one = socket.socket(type=socket.SOCK_DGRAM); os.dup2(one.fileno(), 3)',
+            "cannot use descriptor 3 of LISTEN_FDS=1: nobody can connect to it",
+        ),
+        (
+            'os.environ["LISTEN_FDS"] = "1"; one = socket.socket(); os.dup2(one.fileno(), 3)',
+            "cannot use descriptor 3 of LISTEN_FDS=1: nobody can connect to it",
+        ),
+    ],
+    ids=["no-number", "negative", "missing", "no-socket", "udp", "not-listening"],
+)
+async def test_variables_that_systemd_would_not_set(rig: Rig, wrong: str, told: str) -> None:
+    """They end the start in one line, with exit code 1."""
+    text = configuration({"reasoning": upstream_table("http://127.0.0.1:1")}, log_level="error")
+    path = rig.config_file(text)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ACTIVATION.format(wrong), "--config", str(path)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, said.decode()) == (1, f"aiogw: {told}\n")

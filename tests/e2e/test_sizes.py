@@ -418,6 +418,56 @@ async def test_brackets_without_end(rig: Rig, surface: Surface, body: bytes, pro
     assert upstream.exchanges == []
 
 
+MANY = {
+    "numbers": b'{"role":"user","content":[' + b"0," * 500_000 + b"0]}",
+    "strings": b'{"role":"user","content":"' + b"," * 500_001 + b'"}',
+    "objects": b'{"role":"user","content":[' + b"{}," * 100_000 + b"{}]}",
+    "nested": b'{"role":"user","content":' + (b"[" * 300 + b"]" * 300) * 400 + b"}",
+}
+
+
+@pytest.mark.parametrize("message", MANY.values(), ids=MANY)
+@pytest.mark.parametrize("coding", ["", "content-encoding: gzip"], ids=["plain", "gzip"])
+async def test_more_values_than_any_context(rig: Rig, surface: Surface, message: bytes, coding: str) -> None:
+    """What would be a hundred times as large when it is decoded is refused before it is."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    # The type of a form excuses nothing where none can be.
+    body = b'{"model":"reasoning","max_tokens":1,"messages":[' + message + b"]}"
+    fields = (coding, "content-type: multipart/form-data; boundary=x") if coding else ()
+    await client.request("POST", surface.path, gzip.compress(body) if coding else body, *fields)
+    response = await client.response()
+    assert response.status == 400
+    assert "it has more than" in surface.error(response)["message"]
+    assert upstream.exchanges == []
+
+
+@pytest.mark.parametrize("surface", [OPENAI, ANTHROPIC], ids=["openai", "anthropic"])
+@pytest.mark.parametrize("content", ["," * 450_000, "[{" * 45_000], ids=["commas", "brackets"])
+async def test_as_many_values_as_a_long_context(rig: Rig, surface: Surface, content: str) -> None:
+    """A long table, or a long program, is no attack."""
+    upstream = await rig.upstream(answer)
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    document = {"model": "reasoning", "max_tokens": 1, "messages": [{"role": "user", "content": content}]}
+    await client.post(surface.path, json.dumps(document).encode())
+    assert (await client.response()).status == 200
+    assert content.encode() in upstream.exchanges[0].request.body
+
+
+async def test_a_recording_may_have_any_bytes(rig: Rig) -> None:
+    """Of a form nothing is decoded, and what is in its files is not counted."""
+    upstream = await rig.upstream(answer)
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nreasoning\r\n--x\r\n'
+    form += b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b",[" * 600_000 + b"\r\n--x--\r\n"
+    await client.request("POST", "/v1/audio/transcriptions", form, "content-type: multipart/form-data; boundary=x")
+    assert (await client.response()).status == 200
+    assert upstream.exchanges[0].request.body == form
+
+
 async def test_more_fields_than_anybody_sends(rig: Rig, process: bool) -> None:
     """R66: a hundred fields and one of nine kilobytes are served; thousands are refused, and the connection closed."""
     upstream = await rig.upstream(answer)

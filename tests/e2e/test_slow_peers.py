@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import time
 
 import pytest
@@ -207,6 +208,20 @@ async def test_an_upload_that_stops_halfway(rig: Rig) -> None:
     await client.request("POST", OPENAI.path, b" " * 10_000, "content-length: 20000")
     assert (await client.response()).status == 408
     assert 1.4 < time.monotonic() - began_at < 3
+
+
+async def test_a_compressed_upload_that_stops_halfway(rig: Rig, process: bool) -> None:
+    """What has come earns time by its bytes on the wire, whatever they become."""
+    upstream = await rig.upstream()
+    server = {"body_timeout_seconds": 0.5, "body_min_bytes_per_second": 10_000}
+    gateway = await rig.gateway(upstream, server=server, process=process)
+    packed = gzip.compress(b" " * 500_000)
+    assert len(packed) < 1000
+    client = await rig.client(gateway)
+    began_at = time.monotonic()
+    await client.request("POST", OPENAI.path, packed[:-1], f"content-length: {len(packed)}", "content-encoding: gzip")
+    assert (await client.response()).status == 408
+    assert 0.4 < time.monotonic() - began_at < 3
 
 
 async def test_a_client_that_leaves_its_upload(rig: Rig, process: bool) -> None:

@@ -32,6 +32,10 @@ class Encoder:
     def usage(self) -> TokenUsage | None:
         return self._encoder.usage
 
+    @property
+    def said_all(self) -> bool:
+        return self._encoder.said_all
+
     def refused(self, error: UpstreamStatus) -> GatewayError:
         return self._encoder.refused(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import ssl
 import subprocess
@@ -30,7 +31,7 @@ from rig import (
 
 from aiogw import config, listener
 from aiogw.app import Gateway
-from aiogw.sockets import CannotListen
+from aiogw.config import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command to make certificates")
 
@@ -209,6 +210,9 @@ async def test_a_renewed_certificate(
     gateway.expect_error("not in PEM form, or encrypted")
     assert not await gateway.reload(text)
     assert await gateway.metric("aiogw_config_last_reload_successful") == 0
+    pipe(certificate.certificate)
+    gateway.expect_error("is not a file")
+    assert not await gateway.reload(text)
     clients.append(await TlsClient.connect(gateway, new))
     for tag, client in enumerate(clients):
         client.post(tag)
@@ -221,6 +225,11 @@ def encrypt(certificate: Certificate) -> None:
     certificate.key.write_bytes(done.stdout)
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
 def another_key(certificate: Certificate) -> None:
     before = certificate.certificate.read_text()
     certificate.renew()
@@ -230,22 +239,21 @@ def another_key(certificate: Certificate) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda one: one.certificate.unlink(), "no such file or directory"),
+        (lambda one: one.certificate.unlink(), ": no such file or directory"),
+        (lambda one: pipe(one.certificate), " is not a file"),
         (lambda one: one.key.write_text(""), "not in PEM form, or encrypted"),
         (lambda one: one.certificate.write_text("x"), "not in PEM form, or encrypted"),
         (encrypt, "not in PEM form, or encrypted"),
         (another_key, "the key belongs to another certificate"),
     ],
-    ids=["no-file", "empty-key", "no-certificate", "encrypted-key", "another-key"],
+    ids=["no-file", "pipe", "empty-key", "no-certificate", "encrypted-key", "another-key"],
 )
 async def test_a_certificate_that_cannot_be_used(certificate: Certificate, spoil: Any, reason: str) -> None:
-    """The start ends with one line that names the files and the reason, and nothing asks for a password."""
+    """It is a fault of the configuration that names the file and the reason, and nothing asks for a password."""
     spoil(certificate)
     text = configuration({"reasoning": upstream_table("http://127.0.0.1:1")}, **certificate.table)
-    gateway = Gateway(config.loads(text))
-    with pytest.raises(CannotListen, match=f"cannot use certificate {certificate.certificate} with key .*{reason}"):
-        await gateway.start()
-    await gateway.stop()
+    with pytest.raises(ConfigError, match=f"server.tls.certificate: {certificate.certificate}.*{reason}"):
+        Gateway(config.loads(text))
 
 
 async def test_what_is_no_tls(rig: Rig, process: bool, certificate: Certificate) -> None:
