@@ -106,7 +106,7 @@ class Lanes:
 
     def place_seconds(self) -> dict[str, float]:
         """How long each queue takes to move up by one place, by the estimate that clients are told."""
-        return {name: lane.gate.estimated_wait_seconds(ahead=0) for name, lane in self._living()}
+        return {name: lane.gate.place_seconds() for name, lane in self._living()}
 
     def at_work(self, upstream: str) -> int:
         """Sequences at the engines of an upstream, as far as they went through here."""

@@ -48,8 +48,8 @@ class Slots:
 
     @property
     def interval_seconds(self) -> float:
-        running = [weight * (self.now - since) for weight, since in self.running]
-        return self.times.grant_interval_seconds(running, self.now)
+        running = [self.now - since for _weight, since in self.running]
+        return self.times.slot_interval_seconds(running, self.now)
 
 
 # -- the estimate ---------------------------------------------------------------------------------------------------
@@ -85,13 +85,20 @@ def test_idle_time_is_not_busy() -> None:
     assert 4.0 == slots.interval_seconds
 
 
-def test_a_heavy_request_is_as_much_work_as_its_slots() -> None:
-    """Three slots for ten seconds are thirty of one; while three are in use, that is ten from grant to grant."""
+def test_a_heavy_request_gives_back_as_many_slots() -> None:
+    """Three slots for ten seconds are ten for each; while two are in use, one of them is free after five."""
     slots = Slots().ran(10, weight=3)
     slots.take(1)
-    assert 30.0 == slots.interval_seconds
-    slots.take(2)
     assert 10.0 == slots.interval_seconds
+    slots.take(1)
+    assert 5.0 == slots.interval_seconds
+
+
+def test_a_heavy_end_counts_as_so_many_slots() -> None:
+    """One slot for two seconds and three for ten: 32 seconds for four slots."""
+    slots = Slots().ran(2).ran(10, weight=3)
+    slots.take(1)
+    assert 8.0 == slots.interval_seconds
 
 
 def test_slots_that_are_given_back_unused_are_no_end() -> None:
@@ -195,6 +202,7 @@ def test_an_estimate_is_finite_and_not_negative(ended: list[tuple[float, int]], 
 
 def told(returns: Returns, now: float = 0.0, **changes: float) -> int:
     arguments = {"ahead": 0, "grant_interval_seconds": 1.0, "minimum_seconds": 1, "maximum_seconds": 60, **changes}
+    arguments["wait_seconds"] = (arguments.pop("ahead") + 1) * arguments["grant_interval_seconds"]
     return returns.retry_after_seconds(now, **arguments)  # type: ignore[arg-type]
 
 
