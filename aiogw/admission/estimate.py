@@ -20,11 +20,15 @@ REMEMBERED = 64  # mutant: a choice, which the tests read from here
 UNKNOWN_SLOT_SECONDS = 1.0  # mutant: a choice, which the tests read from here
 
 # A place in the queue goes to whoever comes first, so not every place is left for those who were told to come back.
-# scripts/bench retries: at three to four times no more of them find one, and a herd takes longer than a minute.
-PLACES_PER_RETURN = 2  # mutant: a choice, which the tests read from here
+# scripts/bench retries: with two to three no more of them find one, and a herd takes longer than a minute.
+NEWCOMERS_PER_RETURN = 1  # mutant: a choice, which the tests read from here
 
 # How much later than expected they are told to come: so many standard deviations of so many grants.
 DEVIATIONS = 2  # mutant: a choice, which the tests read from here
+
+# Both in full where so many are out, and in proportion where fewer are: a few who are told to be that careful leave
+# slots idle, since they are all there is.
+MANY_RETURNS = 10  # mutant: a choice, which the tests read from here
 
 
 class SlotTimes:
@@ -105,16 +109,21 @@ class Returns:
         By then who waits now is granted, which ``wait_seconds`` estimates for one more, and those who come back earlier
         have had their places.  The time that so many grants take varies by about the root of their number.
 
+        How much room is left for that, and for newcomers, grows with the number of those who are out.
+
         Where that is beyond the maximum there is no right moment, and the least crowded one of the later half is told.
         """
         second = math.floor(now)
         for past in [due for due in self._due if due <= second]:  # mutant: this second is not read either
             del self._due[past]
+        crowding = min(1.0, self._due.total() / MANY_RETURNS)
+        places_per_return = 1 + NEWCOMERS_PER_RETURN * crowding
         earlier = 0
         for seconds in range(1, maximum_seconds + 1):  # mutant: of this second, all are forgotten
             earlier += self._due[second + seconds]
-            expected_seconds = wait_seconds + grant_interval_seconds * PLACES_PER_RETURN * earlier
-            likely_seconds = expected_seconds + DEVIATIONS * math.sqrt(expected_seconds * grant_interval_seconds)
+            expected_seconds = wait_seconds + grant_interval_seconds * places_per_return * earlier
+            deviation_seconds = math.sqrt(expected_seconds * grant_interval_seconds)
+            likely_seconds = expected_seconds + DEVIATIONS * crowding * deviation_seconds
             if minimum_seconds <= seconds and likely_seconds <= seconds:
                 break
         else:

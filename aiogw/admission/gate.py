@@ -253,7 +253,7 @@ class UpstreamGate:
         What is free already need not become so.  Whoever waits, waits for the end of a whole request at the least.
         """
         queue = self._queue.statistics()
-        free = 0 if queue.cap is None else queue.cap - queue.slots_in_use
+        free = 0 if queue.cap is None else queue.cap - queue.slots_in_use  # mutant: nobody waits without a cap
         slot_interval_seconds = self._slot_interval_seconds()
         return max(slot_interval_seconds * (slots - free), slot_interval_seconds * self._mean_weight())
 

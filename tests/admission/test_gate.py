@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aiogw.admission.door import Gate
-from aiogw.admission.estimate import DEVIATIONS, ENOUGH, UNKNOWN_SLOT_SECONDS
+from aiogw.admission.estimate import ENOUGH, UNKNOWN_SLOT_SECONDS
 from aiogw.admission.gate import POSITIONS_SECONDS, Admission, UpstreamGate
 from aiogw.admission.queue import TicketState
 from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
@@ -614,13 +613,13 @@ def refused(house: House, *, weight: int = 1) -> Refusal:
 
 
 def test_retry_after_has_the_right_magnitude() -> None:
-    """Two slots, each held for ten seconds, four in line: 25 seconds for the next, and the spread of five ends."""
+    """Two slots, each held for ten seconds, four in line: 25 seconds for the next."""
     house = House(cap=2, queue_limit=4)
     measure(house, held_seconds=10, times=ENOUGH - 1)
     house.fill("abcdef")
     error = refused(house)
     assert 25.0 == error.estimated_seconds
-    assert math.ceil(25 + 5 * DEVIATIONS * math.sqrt(5)) == error.retry_after_seconds
+    assert 25 == error.retry_after_seconds
 
 
 def test_a_heavy_request_is_estimated_by_its_slots() -> None:
@@ -689,6 +688,15 @@ def test_what_is_free_already_is_not_waited_for() -> None:
     head = house.enter("head", weight=2)
     assert Outlook(position=0, estimated_seconds=5.0) == head.admission.outlook()
     assert Outlook(position=1, estimated_seconds=10.0) == house.enter("next").admission.outlook()
+
+
+def test_where_nobody_waits_there_is_a_pace_all_the_same() -> None:
+    """Status asks every gate for it, also one without a cap."""
+    house = House(cap=None)
+    assert 0.0 == house.gate.place_seconds()
+    house.enter("a")
+    house.loop.pass_time(4)
+    assert 4.0 == house.gate.place_seconds()
 
 
 def test_before_an_end_a_heavy_request_has_used_all_its_slots() -> None:
@@ -760,7 +768,7 @@ def test_retry_after_before_anything_has_ended() -> None:
     # Two that have run for ten seconds each, and no end: ten seconds for an end, of one slot in two.
     error = refused(house)
     assert 5.0 == error.estimated_seconds
-    assert 5 * (1 + DEVIATIONS) == error.retry_after_seconds
+    assert 5 == error.retry_after_seconds
 
 
 def test_a_timeout_has_a_retry_after_as_well() -> None:
