@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from itertools import accumulate
 from typing import TypeVar
 
 from aiogw.admission.capacity import ONE_ENDPOINT
@@ -271,9 +270,11 @@ class UpstreamGate:
             return Outlook(position=0, estimated_seconds=0.0)
         now = self._loop.time()
         if now >= self._places_at + POSITIONS_SECONDS or admission.number not in self._places:
-            weights = accumulate(waiting.weight for waiting in self._queue.in_line())
-            places = zip(self._queue.in_line(), weights, strict=True)
-            self._places = {waiting.number: (position, slots) for position, (waiting, slots) in enumerate(places)}
+            self._places = {}
+            slots = 0
+            for position, waiting in enumerate(self._queue.in_line()):
+                slots += waiting.weight
+                self._places[waiting.number] = (position, slots)
             self._places_at = now
         position, slots = self._places[admission.number]
         return Outlook(position=position, estimated_seconds=self._estimated_wait_seconds(slots))
