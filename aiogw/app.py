@@ -33,12 +33,12 @@ from aiogw.metrics import HEADER_TIMEOUTS, MALFORMED, Observer, Readings, StateC
 from aiogw.middleware import accept_expectation, authenticate, canonicalise, detect_dialect, keep_record, render_errors
 from aiogw.protocol import ConnectionLimits
 from aiogw.record import RequestRecord, configure_logging, tell
-from aiogw.relay import Relay
 from aiogw.routing import Routes
 from aiogw.server import MAX_FIELD_BYTES, MAX_HEADER_FIELDS, MalformedRequests, Runner
 from aiogw.service import ServiceManager, inherited_sockets
 from aiogw.sockets import CannotListen, server_context, shown
 from aiogw.status.serving import State, Status
+from aiogw.underway import Relay
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Gateway:
         self._relay = Relay(routes=self._routes, gate=self._lanes.gate, departures=self._departures)
         self._catalogue = Catalogue(learn=self._routes.learn)
         self._engine_watch = EngineWatch()
-        self._observer = Observer()
+        self._observer = Observer(surfaces=[dialect.name for dialect in dialects])
         self._malformed = MalformedRequests(render=dialects[0].render_error, count=MALFORMED.inc)
         self._collector = StateCollector(self._read_state)
         self._live_view = Status(self._read_status)
@@ -165,10 +165,16 @@ class Gateway:
                 tls = _tls(config)
                 read = credentials.load(config)
                 changes = await self._lanes.prepare(config, read)
+            if self._stopping.is_set():
+                return False
         except (ConfigError, CannotListen, CannotReload) as error:
             self._reload_successful = False
             for fault in str(error).splitlines():
                 log.error("the configuration is not taken: %s", fault)
+            return False
+        except Exception:
+            self._reload_successful = False
+            log.exception("the configuration is not taken")
             return False
         self._take(config, read, changes)
         self._listeners[0].change(
@@ -215,6 +221,8 @@ class Gateway:
     def _read_state(self) -> Readings:
         return Readings(
             gates=self._lanes.statistics(),
+            queue_timeouts_seconds=assembly.queue_timeouts_seconds(self._config),
+            newcomers_wait_seconds=self._lanes.newcomers_wait_seconds(),
             engines=self._engine_watch.readings,
             body_bytes=self._bodies.held_bytes,
             body_limit_bytes=self._bodies.limit_bytes,
@@ -235,7 +243,12 @@ class Gateway:
     async def stop(self) -> None:
         """Stop accepting, refuse who waits, let who runs finish within the drain limit, end the rest in-band."""
         if self._serving:
-            log.info("draining for at most %g s", self._config.server.drain_timeout_seconds)
+            gates = self._lanes.statistics().values()
+            at_work = {
+                "running": sum(gate.slots_in_use for gate in gates),
+                "waiting": sum(gate.waiting for gate in gates),
+            }
+            log.info("draining for at most %g s", self._config.server.drain_timeout_seconds, extra={"fields": at_work})
             self._service.stopping()
             await self._drain()
         if self._reloading is not None:

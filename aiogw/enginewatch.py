@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from attrs import frozen
 from prometheus_client.parser import text_string_to_metric_families
 
-from aiogw.errors import GatewayError, UpstreamBroken
+from aiogw.errors import GatewayError, UpstreamBroken, UpstreamUnavailable
 from aiogw.upstream.asking import ask
 from aiogw.upstream.endpoints import Upstream
 from aiogw.upstream.pool import UpstreamPool
@@ -71,7 +71,10 @@ class EngineWatch:
         while True:
             try:
                 async with asyncio.timeout(ASK_TIMEOUT_SECONDS):
-                    answers = await asyncio.gather(*(_read(name, pool) for pool in upstream.pools()))
+                    pools = upstream.pools()
+                    if not pools:
+                        raise UpstreamUnavailable(upstream=name, reason="no endpoint answers")
+                    answers = await asyncio.gather(*(_read(name, pool) for pool in pools))
             except (GatewayError, TimeoutError) as error:
                 self.readings.pop(name, None)
                 if name not in self._silent:

@@ -1,24 +1,27 @@
 """The upstreams that are served, each with its gate: built from a configuration, and led over to another one at work.
 
-A lane outlives a reload as long as its upstream is the same, by an address it still has requests at, or else by name:
-so nobody loses a slot or a place, and no engine gets more than its cap because a name has changed.  Nothing here may
-know a client.
+A lane outlives a reload as long as its upstream is the same, by its name or, when that has gone, by an address it still
+has requests at: so nobody loses a slot or a place, and no engine gets more than its cap because a name has changed.
+Nothing here may know a client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from aiogw import assembly
 from aiogw.admission.door import Gate
 from aiogw.admission.gate import UpstreamGate
-from aiogw.admission.readings import GateStatistics, Limits
+from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits
 from aiogw.config import Config
 from aiogw.credentials import Credentials
 from aiogw.upstream.endpoints import Endpoint, NameUnknown, Upstream, UpstreamPlan, find_endpoints
+
+log = logging.getLogger(__name__)
 
 
 class CannotReload(Exception):
@@ -30,19 +33,31 @@ class Lane:
     gate: UpstreamGate
     upstream: Upstream
 
+    def statistics(self) -> GateStatistics:
+        """The gate's, with the endpoints that are left out: when nothing is held there, it knows nothing of them."""
+        reading = self.gate.statistics()
+        out = {
+            name: EndpointStatistics(up=False, slots=slots, slots_in_use=0)
+            for name, slots in self.upstream.left_out().items()
+            if name not in reading.endpoints
+        }
+        return evolve(reading, endpoints={**reading.endpoints, **out}) if out else reading
+
 
 @frozen(kw_only=True)
 class Change:
-    """What becomes of one upstream; ``endpoints`` None: nobody knows its addresses yet; ``lane`` None: it is new."""
+    """What becomes of one upstream; ``lane`` None: it is new."""
 
     plan: UpstreamPlan
     limits: Limits | None
     addresses: tuple[str, ...]
-    endpoints: Mapping[str, Endpoint] | None
+    endpoints: Mapping[str, Endpoint]
     lane: Lane | None
 
 
 Changes = list[Change]
+
+SWEEP_SECONDS = 1.0
 
 
 class Lanes:
@@ -53,6 +68,7 @@ class Lanes:
         self.upstreams: dict[str, Upstream] = {}
         self._serving: dict[str, Lane] = {}
         self._retired: dict[str, Lane] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
 
     async def prepare(self, config: Config, credentials: Credentials) -> Changes:
         """All that may fail or take time; changes nothing.  Raises CannotReload."""
@@ -61,10 +77,10 @@ class Lanes:
             plan = assembly.plan(name, upstream, credentials)
             try:
                 endpoints = await find_endpoints(plan)
-            except NameUnknown:
-                endpoints = None
+            except NameUnknown as error:
+                endpoints = self._without_names(plan, error)
             planned.append((plan, upstream, endpoints))
-        lanes = self._match({plan.name: endpoints or {} for plan, _, endpoints in planned})
+        lanes = self._match({plan.name: endpoints for plan, _, endpoints in planned})
         return [
             Change(
                 plan=plan,
@@ -83,17 +99,13 @@ class Lanes:
             lane = change.lane or _new_lane(change)
             lane.upstream.take(change.plan, change.endpoints)
             serving[change.plan.name] = lane
-        known = [*self._serving.items(), *self._retired.items()]
-        self._retired = {}
-        for name, lane in known:
-            if lane in serving.values():
-                continue
-            if lane.gate.idle:
-                lane.upstream.close()
-            else:
+        for name, lane in self._serving.items():
+            if lane not in serving.values():
                 lane.upstream.retire()
                 self._retired[name] = lane
+        self._retired = {name: lane for name, lane in self._retired.items() if lane not in serving.values()}
         self._serving = serving
+        self._forget_who_is_done()
         self.upstreams = {one: serving[change.plan.name].upstream for change in changes for one in change.addresses}
         self.gate.replace({one: serving[change.plan.name].gate for change in changes for one in change.addresses})
         for change in changes:
@@ -102,21 +114,51 @@ class Lanes:
 
     def statistics(self) -> dict[str, GateStatistics]:
         """A reading of each, those included that are no longer served and not empty yet."""
-        return {name: lane.gate.statistics() for name, lane in self._living()}
+        return {name: lane.statistics() for name, lane in self._living()}
+
+    def newcomers_wait_seconds(self) -> dict[str, float]:
+        """How long a request that came now would probably wait, at each that has a queue."""
+        return {
+            name: lane.gate.place_seconds() * (reading.waiting + 1) if reading.makes_newcomers_wait else 0.0
+            for name, lane in self._living()
+            if (reading := lane.gate.statistics()).cap is not None
+        }
 
     def place_seconds(self) -> dict[str, float]:
         """How long each queue takes to move up by one place, by the estimate that clients are told."""
         return {name: lane.gate.place_seconds() for name, lane in self._living()}
 
     def at_work(self, upstream: str) -> int:
-        """Sequences at the engines of an upstream, as far as they went through here."""
-        reading = self._serving[upstream].gate.statistics()
-        return reading.slots_in_use + reading.slots_settling
+        """Sequences at the engines of an upstream that answer, as far as they went through here."""
+        return sum(one.slots_in_use for one in self._serving[upstream].gate.statistics().endpoints.values() if one.up)
 
     def serving(self) -> dict[str, Upstream]:
         return {name: lane.upstream for name, lane in self._serving.items()}
 
+    def _without_names(self, plan: UpstreamPlan, error: NameUnknown) -> Mapping[str, Endpoint]:
+        """What to do without an answer from DNS: a first start has to be possible, and a reload has to be true."""
+        lane = self._serving.get(plan.name)
+        if lane is None:
+            log.warning("an address of the upstream %s cannot be found: %s", plan.name, error)
+            return {}
+        known = lane.upstream.known(plan)
+        if known is None:
+            raise CannotReload(f"upstreams.{plan.name}.endpoints: {error}")
+        return known
+
+    def _forget_who_is_done(self) -> None:
+        """Look after the retired until none is left: a gate does not tell when it has become idle."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        for name in [name for name, lane in self._retired.items() if lane.gate.idle]:
+            self._retired.pop(name).upstream.close()
+        if self._retired:
+            self._sweeping = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._forget_who_is_done)
+
     def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for lane in (*self._serving.values(), *self._retired.values()):
             lane.upstream.close()
 
@@ -125,28 +167,40 @@ class Lanes:
         yield from ((name, lane) for name, lane in self._retired.items() if not lane.gate.idle)
 
     def _match(self, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> dict[str, Lane]:
-        """The lane that each upstream goes on in: whose requests are at one of its addresses, or else its namesake."""
+        """The lane that each upstream goes on in: its namesake, or one without a name whose addresses it has.
+
+        Requests stay where their slots are, and go on to where they have asked for.  So an address with requests at it
+        cannot pass from one upstream to another: either their gates would both count its slots, or one's waiting
+        requests would be sent to the other's engine.
+        """
         living = dict(self._living())
         at_work = {
-            address: lane
-            for lane in living.values()
+            address: name
+            for name, lane in living.items()
             for address, one in lane.gate.statistics().endpoints.items()
             if one.slots_in_use
         }
-        found: dict[str, Lane] = {}
+        found: dict[str, str] = {}
+        claimed: dict[str, str] = {}
         for name, addresses in endpoints.items():
-            lanes = {at_work[address] for address in addresses if address in at_work}
-            if len(lanes) > 1 or lanes & set(found.values()):
+            owners = {at_work[address] for address in addresses if address in at_work} - {name}
+            for address in addresses:
+                if claimed.setdefault(address, name) != name:
+                    raise CannotReload(
+                        f"upstreams.{name}: it has an address of upstreams.{claimed[address]} ({address})"
+                    )
+            free_to_go = len(owners) == 1 and name not in living and not owners & endpoints.keys()
+            if owners and not (free_to_go and not owners & set(found.values())):
+                others = ", ".join(f"upstreams.{owner}" for owner in sorted(owners))
                 raise CannotReload(
-                    f"upstreams.{name}: its addresses move between upstreams while requests are at them; reload "
-                    "again when they have ended, or restart"
+                    f"upstreams.{name}: its addresses move from {others} while requests are at them; reload again when "
+                    "they have ended, or restart"
                 )
-            if lanes:
-                found[name] = lanes.pop()
-        for name in endpoints.keys() & living.keys():
-            if name not in found and living[name] not in found.values():
-                found[name] = living[name]
-        return found
+            if owners:
+                found[name] = owners.pop()
+            elif name in living:
+                found[name] = name
+        return {name: living[before] for name, before in found.items()}
 
 
 def _new_lane(change: Change) -> Lane:

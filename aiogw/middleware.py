@@ -127,7 +127,7 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
             request.transport.abort()
         return SentResponse(status=0, keep_alive=False)
     except Exception:
-        log.exception("request %s failed", record.request_id)
+        log.exception("it failed", extra={"fields": {"request_id": record.request_id}})
         return _refuse(request, InternalFault())
 
 
@@ -259,7 +259,7 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
 
 def _refuse(request: web.Request, error: GatewayError) -> web.Response:
     record = request[RECORD]
-    record.outcome = error.code
+    record.fail(error)
     if isinstance(error, UnknownModel):
         record.model = error.model[:MAX_LOGGED_CHARACTERS]
     response = _respond(request, request[DIALECT].render_error(error, record.request_id))

@@ -15,10 +15,13 @@ from typing import Any
 from attrs import define, frozen
 
 from aiogw.canonical import TokenUsage
+from aiogw.errors import GatewayError
 
 COMPLETED = "completed"
 CLIENT_GONE = "client_gone"
 CLIENT_STALLED = "client_stalled"
+# The others are the gateway's doing: it refused, or gave up waiting.
+_ENDED_BY_UPSTREAM = ("upstream_broken", "upstream_error", "upstream_auth")
 
 # Request ids from outside end up in logs, headers and file names of other people: a short, plain pattern or none.
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -35,7 +38,8 @@ def request_id_from(given: str | None) -> str:
 class RequestRecord:
     """One request.  Times are of the monotonic clock, in seconds; None: did not happen.
 
-    ``key`` is the name of whose key it came with, and never the key.
+    ``key`` is the name of whose key it came with, and never the key.  ``times_put_back``: its endpoint was gone, and it
+    waited again; ``times_sent`` is more than one when a kept connection had died under it.
     """
 
     request_id: str
@@ -49,16 +53,29 @@ class RequestRecord:
     stream: bool = False
     sequences: int = 1
     position: int | None = None
+    endpoint: str | None = None
     entered_at: float | None = None
     granted_at: float | None = None
     refused_at: float | None = None
+    sent_at: float | None = None
     first_byte_at: float | None = None
+    answered_at: float | None = None
     ended_at: float | None = None
     request_bytes: int = 0
     response_bytes: int = 0
     usage: TokenUsage | None = None
     status: int | None = None
     outcome: str = COMPLETED
+    detail: str | None = None
+    retry_after_seconds: int | None = None
+    times_put_back: int = 0
+    times_sent: int = 0
+
+    def fail(self, error: GatewayError) -> None:
+        """It ends with ``error``, whatever its client is still told of it."""
+        self.outcome = error.code
+        self.detail = error.detail
+        self.retry_after_seconds = error.retry_after
 
     @property
     def read_seconds(self) -> float | None:
@@ -92,16 +109,40 @@ class RequestRecord:
         return self.first_byte_at - self.granted_at
 
     @property
+    def connect_seconds(self) -> float | None:
+        """From the grant until the request was written to the upstream: next to nothing on a kept connection."""
+        return None if self.granted_at is None or self.sent_at is None else self.sent_at - self.granted_at
+
+    @property
+    def answer_seconds(self) -> float | None:
+        """From the upstream's first byte to its last, or to the end if that came before."""
+        until = self.ended_at if self.answered_at is None else self.answered_at
+        return None if self.first_byte_at is None or until is None else until - self.first_byte_at
+
+    @property
     def duration_seconds(self) -> float | None:
         """From the arrival of the request's head to the end of its response."""
         return None if self.ended_at is None else self.ended_at - self.arrived_at
 
     @property
-    def left(self) -> str | None:
-        """Where a client that left was by then: ``queued``, or ``running``, with its slots; None: not at the gate."""
-        if self.outcome not in (CLIENT_GONE, CLIENT_STALLED) or self.entered_at is None:
-            return None
-        return "queued" if self.granted_at is None else "running"
+    def phase(self) -> str:
+        """How far it had come by its end."""
+        if self.outcome == COMPLETED:
+            return "done"
+        if self.granted_at is None:
+            return "read" if self.upstream is None else "queue"
+        if self.first_byte_at is None:
+            return "connect" if self.sent_at is None else "first_byte"
+        return "stream" if self.answered_at is None else "finish"
+
+    @property
+    def ended_by(self) -> str:
+        """Whose doing its end was: ``client``, ``upstream`` or ``gateway``."""
+        if self.outcome == CLIENT_GONE:
+            return "client"
+        if self.outcome in _ENDED_BY_UPSTREAM or (self.outcome == COMPLETED and self.answered_at is not None):
+            return "upstream"
+        return "gateway"
 
     def fields(self) -> dict[str, Any]:
         """The members of the log line, in its order; what did not happen is left out."""
@@ -113,12 +154,17 @@ class RequestRecord:
             "path": self.path,
             "model": self.model,
             "upstream": self.upstream,
+            "endpoint": self.endpoint,
             "stream": self.stream,
             "sequences": self.sequences if self.sequences != 1 else None,
             "position": self.position,
             "read_seconds": _rounded(self.read_seconds),
             "wait_seconds": _rounded(self.wait_seconds),
+            "put_back": self.times_put_back or None,
+            "connect_seconds": _rounded(self.connect_seconds),
+            "sent": self.times_sent if self.times_sent > 1 else None,
             "first_byte_seconds": _rounded(self.first_byte_seconds),
+            "answer_seconds": _rounded(self.answer_seconds),
             "duration_seconds": _rounded(self.duration_seconds),
             "request_bytes": self.request_bytes,
             "response_bytes": self.response_bytes,
@@ -126,7 +172,10 @@ class RequestRecord:
             "completion_tokens": self.usage.completion_tokens if self.usage else None,
             "status": self.status,
             "outcome": self.outcome,
-            "left": self.left,
+            "phase": self.phase,
+            "ended_by": self.ended_by,
+            "detail": self.detail,
+            "retry_after_seconds": self.retry_after_seconds,
         }
         return {name: value for name, value in told.items() if value is not None}
 

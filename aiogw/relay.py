@@ -8,25 +8,22 @@ finishes the response second, because an idle slot is the one thing that costs a
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping
 
 from aiohttp import web
 from attrs import frozen
 
 from aiogw.admission.door import Gate
-from aiogw.admission.gate import DRAINING_RETRY_AFTER_SECONDS, Admission
+from aiogw.admission.gate import Admission
 from aiogw.canonical import ResponseHead
 from aiogw.clientstream import ClientStream
 from aiogw.departures import Departures
 from aiogw.dialects.base import Call, Dialect
-from aiogw.errors import ClientGone, Draining, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
-from aiogw.middleware import CALL, DIALECT, HELD_BODY, HOLDER, RECORD
+from aiogw.errors import ClientGone, GatewayError, InternalFault, UpstreamFault, UpstreamUnavailable
+from aiogw.middleware import DIALECT, HELD_BODY, HOLDER, RECORD
 from aiogw.record import CLIENT_GONE, FINISH, FIRST_BYTE, QUEUE, STREAM, Progress, RequestRecord
-from aiogw.routing import Route, Routes
+from aiogw.routing import Route
 from aiogw.upstream.answer import read_error
 from aiogw.upstream.endpoints import Upstream
 from aiogw.upstream.pool import UpstreamCall, UpstreamPool, request_fields
@@ -52,93 +49,6 @@ class RelayLimits:
     client_stall_timeout_seconds: float
     first_sign_seconds: float
     sign_interval_seconds: float
-
-
-class Relay:
-    """All requests that are under way."""
-
-    def __init__(
-        self,
-        *,
-        routes: Routes,
-        gate: Gate,
-        departures: Departures,
-    ) -> None:
-        self._routes = routes
-        self._departures = departures
-        self._gate = gate
-        self._running: set[RelayedRequest] = set()
-        self._numbers = itertools.count(1)
-        self._nothing_running = asyncio.Event()
-        self._nothing_running.set()
-        self.draining = False
-
-    @property
-    def idle(self) -> bool:
-        return not self._running
-
-    def serve(self, *, upstreams: Mapping[str, Upstream], limits: RelayLimits) -> None:
-        """What is true for requests that come from now on; ``upstreams`` by address."""
-        self._upstreams = dict(upstreams)
-        self._limits = limits
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Serve the canonical request that the middlewares left in ``request``; raises GatewayError or ClientGone."""
-        route = self._routes.find(request[CALL].request.model, request[HOLDER].models)
-        relayed = RelayedRequest(
-            request,
-            # Taken out: nothing else may keep a body of many megabytes through an answer of many minutes.
-            request.pop(CALL),
-            route=route,
-            gate=self._gate,
-            upstream=self._upstreams[route.address],
-            limits=self._limits,
-            departures=self._departures,
-            number=next(self._numbers),
-        )
-        relayed.stream.keep_alive = not self.draining
-        self._running.add(relayed)
-        self._nothing_running.clear()
-        try:
-            return await relayed.serve()
-        finally:
-            relayed.close()
-            self._running.discard(relayed)
-            if not self._running:
-                self._nothing_running.set()
-
-    def progress(self) -> Iterator[Progress]:
-        """Where each request is, in no order."""
-        return (relayed.progress() for relayed in self._running)
-
-    def retire(self) -> None:
-        """Serve what comes, but let every response that is still to begin say that its connection ends with it.
-
-        One that has begun has promised the opposite, and its client may send the next request right behind its end.
-        """
-        self.draining = True
-        for relayed in self._running:
-            if not relayed.stream.started:
-                relayed.stream.keep_alive = False
-
-    async def drain(self, timeout_seconds: float) -> None:
-        """Refuse whoever waits, let the others finish for at most ``timeout_seconds``, end the rest in-band."""
-        self.retire()
-        self._gate.drain()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._nothing_running.wait()
-        self.cut_short()
-        # The last bytes are still to be taken; a client that does not take them is not waited for.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1):
-                await self._nothing_running.wait()
-        for relayed in list(self._running):
-            relayed.stream.give_up()
-
-    def cut_short(self) -> None:
-        for relayed in list(self._running):
-            relayed.fail(Draining(upstream=relayed.route.upstream, retry_after_seconds=DRAINING_RETRY_AFTER_SECONDS))
 
 
 class RelayedRequest:
@@ -245,11 +155,11 @@ class RelayedRequest:
         if self._ended.done():
             if self._ended.cancelled() and self._record.granted_at is None:
                 # In this very turn: its handler has not come to leave the queue, and the gate has counted a refusal.
-                self._record.outcome = error.code
+                self._record.fail(error)
                 self._record.refused_at = time.monotonic()
             return
         self._let_go()
-        self._record.outcome = error.code
+        self._record.fail(error)
         if self._record.granted_at is None:
             self._record.refused_at = time.monotonic()
         if not self.stream.started:
@@ -258,7 +168,7 @@ class RelayedRequest:
         try:
             told = self._encoder.fail(error, self._record.request_id)
         except Exception:
-            log.exception("request %s could not be told what had failed", self._record.request_id)
+            log.exception("it could not be told what had failed", extra={"fields": self._named})
             told = None
         if told is None:
             self.stream.break_off()
@@ -298,6 +208,14 @@ class RelayedRequest:
     # -- the gate's calls -------------------------------------------------------------------------------------------
 
     def _granted(self, admission: Admission) -> None:
+        try:
+            self._begin(admission)
+        except Exception as error:
+            # The gate, which logs it and refuses, has never heard of an id.
+            error.add_note(f"request_id={self._record.request_id}")
+            raise
+
+    def _begin(self, admission: Admission) -> None:
         self._admission = admission
         record = self._record
         record.granted_at = time.monotonic()
@@ -306,6 +224,7 @@ class RelayedRequest:
             self._let_go()
             return
         record.position = admission.position
+        record.endpoint = admission.endpoint
         self.stream.headers = [*self._headers, *record.queue_headers()]
         if admission.waited and self.stream.left_unnoticed():
             self._client_lost(CLIENT_GONE)
@@ -326,15 +245,21 @@ class RelayedRequest:
         """
         if head is not None:
             self._held_body.release()
+        now = time.monotonic()
+        if data:
+            self._last_byte_at = now
+            if self._record.first_byte_at is None:
+                self._record.first_byte_at = now
         if ended:
-            self._call = None
+            self._record.answered_at = now
+            self._take_call()
             self._let_go()
             self._loop.call_soon(self._step, head, data, True)
         else:
             self._step(head, data, False)
 
     def response_failed(self, error: UpstreamFault) -> None:
-        self._call = None
+        self._take_call()
         # Whoever closed the connection, only an engine that was never reached is surely not at work.
         self._left_at_work = not isinstance(error, UpstreamUnavailable)
         if self._left_at_work or not self._wait_again():
@@ -345,9 +270,13 @@ class RelayedRequest:
         if self._admission is None:
             return False
         granted_at, self._record.granted_at = self._record.granted_at, None
+        endpoint, self._record.times_put_back = self._record.endpoint, self._record.times_put_back + 1
         waits = self._admission.put_back()  # it may be granted again before this returns
-        if not waits:
+        if waits:
+            log.info("it waits again, its endpoint is gone", extra={"fields": {**self._named, "endpoint": endpoint}})
+        else:
             self._record.granted_at = granted_at
+            self._record.times_put_back -= 1
         return waits
 
     def _step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
@@ -356,16 +285,12 @@ class RelayedRequest:
         except GatewayError as error:
             self.fail(error)
         except Exception:
-            log.exception("request %s failed on its upstream's answer", self._record.request_id)
+            log.exception("it failed on its upstream's answer", extra={"fields": self._named})
             self.fail(InternalFault())
 
     def _take(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
         if self._ended.done():
             return
-        if data:
-            self._last_byte_at = time.monotonic()
-            if self._record.first_byte_at is None:
-                self._record.first_byte_at = self._last_byte_at
         if head is not None:
             self._body = b""  # it will not be sent again, and may be large
             if 200 <= head.status < 300:
@@ -435,9 +360,22 @@ class RelayedRequest:
         if not self._ended.done():
             self._ended.set_result(ClientGone(code=code))
 
+    def _take_call(self) -> UpstreamCall | None:
+        """The call, which is over, or about to be."""
+        call, self._call = self._call, None
+        if call is not None:
+            self._record.sent_at = call.sent_at
+            self._record.times_sent = call.times_sent
+        return call
+
+    @property
+    def _named(self) -> dict[str, str]:
+        """What each line of the log about it begins with."""
+        return {"request_id": self._record.request_id, "upstream": self.route.upstream}
+
     def _let_go(self) -> None:
         """Abort the upstream if it is still at work, then leave the gate: in this order the engine never has more."""
-        call, self._call = self._call, None
+        call = self._take_call()
         aborted = call.abort() if call is not None else self._left_at_work
         if self._admission is not None:
             self._admission.leave(aborted=aborted)

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import lines_dialect
 import pytest
 import tomli_w
@@ -40,6 +41,9 @@ from aiogw.dialects.base import Dialect
 from aiogw.errors import UpstreamFault
 from aiogw.record import JsonFormatter
 
+LOG_SCHEMA = jsonschema.Draft202012Validator(
+    json.loads((Path(__file__).parent.parent / "etc" / "log.schema.json").read_text())
+)
 TRANSCRIPTS = Path(__file__).parent / "transcripts" / "vllm-0.32"
 
 ALL_DIALECTS = (*DIALECTS, lines_dialect.LINES)
@@ -1016,6 +1020,7 @@ class InProcessGateway(RunningGateway):
         self._gateway = Gateway(self._read_config(), reread=self._read_config, dialects=dialects)
         self._errors: list[str] = []
         self._said: list[str] = []
+        self._strange: list[str] = []
         self._handler = _Collect(self)
         self._logger = logging.getLogger()
         self._levels = (logging.getLogger("aiogw").level, self._logger.level)
@@ -1046,11 +1051,13 @@ class InProcessGateway(RunningGateway):
         logging.getLogger("aiogw").setLevel(self._levels[0])
         _check_errors(self._errors, self.announced_errors)
         assert not self._said, self._said[0]
+        assert not self._strange, self._strange[0]
 
     def take(self, record: logging.LogRecord) -> None:
         line = JsonFormatter().format(record)
         if SAID.search(line):
             self._said.append(line)
+        self._strange += _unlike_the_schema(line)
         if record.levelno >= logging.ERROR:
             self._errors.append(logging.Formatter().format(record))
         if record.name == "aiogw.access":
@@ -1167,6 +1174,8 @@ class Daemon(RunningGateway):
         _check_errors([line for line in self.lines if not good.fullmatch(line)], self.announced_errors)
         said = [line for line in self.lines if SAID.search(line)]
         assert not said, said[0]
+        strange = [fault for line in self.lines if line.startswith("{") for fault in _unlike_the_schema(line)]
+        assert not strange, strange[0]
 
     async def _read(self) -> None:
         assert self._process.stderr is not None
@@ -1191,6 +1200,10 @@ class Daemon(RunningGateway):
 
 def _bound(address: Any) -> Address:
     return address if isinstance(address, str) else (address[0], address[1])
+
+
+def _unlike_the_schema(line: str) -> list[str]:
+    return [f"{error.json_path}: {error.message} in {line}" for error in LOG_SCHEMA.iter_errors(json.loads(line))]
 
 
 def _check_errors(errors: list[str], announced: list[str]) -> None:

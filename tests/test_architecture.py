@@ -46,6 +46,7 @@ BELOW_APP = (
     "server",
     "service",
     "sockets",
+    "underway",
     "upstream",
 )
 
@@ -70,7 +71,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "clients": ("config",),
         "config": ("canonical", "config"),
         "dialects": (*VOCABULARY, "dialects", "sse"),
-        "record": ("canonical",),
+        "record": VOCABULARY,
         "routing": VOCABULARY,
         "sse": (),
         "upstream.answer": VOCABULARY,
@@ -97,10 +98,11 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "aiohttp.web": {
         "clientstream": (*VOCABULARY, "departures", "record"),
         "departures": (),
-        "metrics": ("", "admission.readings", "enginewatch", "listener", "record"),
+        "metrics": ("", "admission.readings", "enginewatch", "errors", "listener", "record"),
         "middleware": (*VOCABULARY, "auth", "bodies", "clientstream", "contentcoding", "dialects", "record", "routing"),
         "protocol": (),
         "relay": (*VOCABULARY, *BELOW_RELAY),
+        "underway": (*VOCABULARY, *BELOW_RELAY, "relay"),
         "server": (*VOCABULARY, "clientstream", "protocol", "record"),
         "status": (),
         "status.explain": ("status.figures",),
@@ -187,6 +189,7 @@ HOMES = {
         "server",
         "status.reader",
         "status.serving",
+        "underway",
     },
     "aiohttp_sse_client": {"status.reader"},
     "cattrs": {"config", "config.faults", "config.schema", "config.values"},

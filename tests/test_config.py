@@ -656,6 +656,8 @@ def test_the_parts_of_an_address() -> None:
         "http:",
         "http://",
         "http:///v2",
+        "http://a..b",
+        "http://" + "a" * 64,
         "http://:80",
         "http://.",
         "http://host:99999",

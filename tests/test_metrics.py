@@ -59,6 +59,8 @@ class State:
     def read(self) -> Readings:
         return Readings(
             gates=self.readings,
+            queue_timeouts_seconds={"gated": 60},
+            newcomers_wait_seconds={"gated": 12.5},
             engines=self.engines,
             listener=ListenerStatistics(connections=3, max_connections=100, refused_total={"limit": 5, "tls": 1}),
             body_bytes=self.body_bytes,
@@ -112,6 +114,8 @@ GOLDEN = {
     "aiogw_queue_limit": ("gauge", {"upstream"}),
     "aiogw_queue_requests": ("gauge", {"upstream"}),
     "aiogw_queue_oldest_wait_seconds": ("gauge", {"upstream"}),
+    "aiogw_queue_timeout_seconds": ("gauge", {"upstream"}),
+    "aiogw_queue_estimated_wait_seconds": ("gauge", {"upstream"}),
     "aiogw_grants_total": ("counter", {"upstream"}),
     "aiogw_refusals_total": ("counter", {"upstream", "reason"}),
     "aiogw_tokens_total": ("counter", {"upstream", "kind"}),
@@ -167,6 +171,8 @@ def test_gauges_are_the_state(state: State) -> None:
         of("aiogw_queue_limit", "gated"): 32,
         of("aiogw_queue_requests", "gated"): 4,
         of("aiogw_queue_oldest_wait_seconds", "gated"): 3.5,
+        of("aiogw_queue_timeout_seconds", "gated"): 60,
+        of("aiogw_queue_estimated_wait_seconds", "gated"): 12.5,
         of("aiogw_grants_total", "gated"): 1234,
         of("aiogw_refusals_total", "gated", "queue_full"): 7,
         of("aiogw_refusals_total", "gated", "queue_timeout"): 2,
@@ -262,3 +268,18 @@ def test_an_upstream_is_there_before_its_first_request() -> None:
     """Histograms begin at zero, so that the first rate is not missed."""
     Observer(("new",))
     assert 0 == samples()[of("aiogw_request_duration_seconds_count", "new")]
+
+
+def test_what_alerts_look_at_is_there_before_it_happens() -> None:
+    """A rate does not see a counter that begins at one, so the first refusal and the first fault have a zero before."""
+    Observer(("new",), surfaces=("openai",))
+    found = samples()
+    assert 0 == found[of("aiogw_requests_total", "openai", "new", "internal_error")]
+    assert 0 == found[of("aiogw_requests_total", "openai", "new", "upstream_unavailable")]
+
+
+def test_every_reason_for_a_refusal_is_there_before_it_happens(state: State) -> None:
+    """Those that have not occurred are zero."""
+    found = samples()
+    assert 0 == found[of("aiogw_refusals_total", "gated", "queue_too_slow")]
+    assert 0 == found[of("aiogw_refusals_total", "free", "draining")]

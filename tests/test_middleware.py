@@ -152,7 +152,7 @@ async def test_a_bug_is_told_without_its_words(
         assert "hunter2" not in await response.text()
     assert "internal_error" == (await pipeline.record()).outcome
     (line,) = [line for line in caplog.records if line.levelno == logging.ERROR]
-    assert "mine-1" in line.getMessage()
+    assert line.fields["request_id"] == "mine-1"  # type: ignore[attr-defined]
     assert line.exc_info
 
 

@@ -8,12 +8,16 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specimens import specimens
 
+from aiogw.errors import UpstreamUnavailable
 from aiogw.record import (
     COMPLETED,
     JsonFormatter,
@@ -106,9 +110,12 @@ WHOLE = record(
     stream=True,
     sequences=2,
     position=3,
+    endpoint="a:8000",
     entered_at=100.0001,
     granted_at=102.00019,
+    sent_at=102.5,
     first_byte_at=103.0,
+    answered_at=109.0,
     ended_at=110.00006,
     request_bytes=12,
     response_bytes=345,
@@ -125,24 +132,30 @@ def test_the_fields_of_a_whole_request() -> None:
         ("path", "/v1/chat/completions"),
         ("model", "reasoning"),
         ("upstream", "reasoning"),
+        ("endpoint", "a:8000"),
         ("stream", True),
         ("sequences", 2),
         ("position", 3),
         ("read_seconds", 0.0001),
         ("wait_seconds", 2.0001),
+        ("connect_seconds", 0.4998),
         ("first_byte_seconds", 0.9998),
+        ("answer_seconds", 6.0),
         ("duration_seconds", 10.0001),
         ("request_bytes", 12),
         ("response_bytes", 345),
         ("status", 200),
         ("outcome", COMPLETED),
+        ("phase", "done"),
+        ("ended_by", "upstream"),
     ] == list(WHOLE.fields().items())
 
 
 def test_what_did_not_happen_is_left_out() -> None:
     """Of a request that went nowhere there is no model, no time and no status to tell."""
     told = {"request_id": "req_1", "surface": "-", "method": "-", "path": "-", "stream": False}
-    assert told | {"request_bytes": 0, "response_bytes": 0, "outcome": COMPLETED} == record().fields()
+    told |= {"request_bytes": 0, "response_bytes": 0, "outcome": COMPLETED, "phase": "done", "ended_by": "gateway"}
+    assert told == record().fields()
 
 
 # -- how it is written ----------------------------------------------------------------------------------------------
@@ -170,25 +183,97 @@ def parsed(line: str) -> dict[str, str]:
     return members
 
 
+WAY = {
+    "upstream": "reasoning",
+    "granted_at": 102.0,
+    "sent_at": 103.0,
+    "first_byte_at": 104.0,
+    "answered_at": 105.0,
+}
+
+
 @pytest.mark.parametrize(
-    ("outcome", "entered_at", "granted_at", "left"),
+    ("steps", "phase"),
+    [(0, "read"), (1, "queue"), (2, "connect"), (3, "first_byte"), (4, "stream"), (5, "finish")],
+)
+def test_how_far_it_had_come(steps: int, phase: str) -> None:
+    """The step it had not taken yet by its end; one that completed has taken all."""
+    changes: dict[str, Any] = dict(list(WAY.items())[:steps])
+    assert phase == record(outcome="client_gone", **changes).phase
+    assert "done" == record(**changes).phase
+
+
+@pytest.mark.parametrize(
+    ("outcome", "answered_at", "ended_by"),
     [
-        ("client_gone", 1.0, None, "queued"),
-        ("client_gone", 1.0, 2.0, "running"),
-        ("client_stalled", 1.0, 2.0, "running"),
-        ("client_gone", None, None, None),
-        ("completed", 1.0, 2.0, None),
+        (COMPLETED, 105.0, "upstream"),
+        (COMPLETED, None, "gateway"),
+        ("client_gone", 105.0, "client"),
+        ("client_stalled", None, "gateway"),
+        ("queue_full", None, "gateway"),
+        ("upstream_broken", None, "upstream"),
+        ("upstream_error", 105.0, "upstream"),
+        ("upstream_auth", 105.0, "upstream"),
+        ("upstream_timeout", None, "gateway"),
+        ("upstream_unavailable", None, "gateway"),
     ],
 )
-def test_where_a_client_left(
-    outcome: str, entered_at: float | None, granted_at: float | None, left: str | None
-) -> None:
-    """A client that left is told apart by where it was: in the queue, or with its slots."""
-    record = RequestRecord(
-        request_id="r", arrived_at=0.0, entered_at=entered_at, granted_at=granted_at, ended_at=3.0, outcome=outcome
-    )
-    assert left == record.left
-    assert left == record.fields().get("left")
+def test_whose_doing_the_end_was(outcome: str, answered_at: float | None, ended_by: str) -> None:
+    """A client that leaves is no refusal, and one that is given up has not left."""
+    assert ended_by == record(outcome=outcome, answered_at=answered_at).ended_by
+
+
+def test_an_answer_that_was_cut_short_lasted_until_the_end() -> None:
+    """Without a last byte there is the end of the request."""
+    assert 6.0 == record(first_byte_at=104.0, ended_at=110.0).answer_seconds
+    assert record(first_byte_at=104.0).answer_seconds is None
+    assert record(ended_at=104.0).answer_seconds is None
+
+
+def test_what_is_known_of_a_failure() -> None:
+    """Its code, when to come back, and of an upstream's the gateway's own words."""
+    one = record()
+    one.fail(UpstreamUnavailable(upstream="u", reason="connection refused", retry_after_seconds=7))
+    assert ("upstream_unavailable", "connection refused", 7) == (one.outcome, one.detail, one.retry_after_seconds)
+
+
+def test_what_happened_more_than_once() -> None:
+    """Going back to the queue and being sent again are told when they happened."""
+    told = record(times_sent=2, times_put_back=1).fields()
+    assert (2, 1) == (told["sent"], told["put_back"])
+    assert not {"sent", "put_back"} & record(times_sent=1).fields().keys()
+
+
+# -- the schema -----------------------------------------------------------------------------------------------------
+
+SCHEMA = json.loads((Path(__file__).parent.parent / "etc" / "log.schema.json").read_text())
+valid = jsonschema.Draft202012Validator(SCHEMA).is_valid
+
+
+def test_the_schema_is_one_and_says_what_each_member_means() -> None:
+    """It is valid itself, and no member comes without a sentence."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert all(one["description"].endswith(".") for one in SCHEMA["properties"].values())
+
+
+def test_the_schema_knows_every_outcome() -> None:
+    """One for each leaf of the error tree, and the three that are no errors."""
+    codes = {"completed", "client_gone", "client_stalled", "upstream_auth", *(one.code for one in specimens())}
+    assert codes == set(SCHEMA["properties"]["outcome"]["enum"])
+
+
+def test_the_line_of_a_request_is_as_the_schema_says() -> None:
+    """A whole one and a poor one are; one that lacks what each has, or has what none has, is not."""
+    head = {"time": "2027-01-15T08:00:00.999Z", "level": "info", "logger": "aiogw.access", "message": "request"}
+    whole = head | WHOLE.fields()
+    assert valid(whole)
+    assert valid(head | record(ended_at=101.0).fields())
+    assert not valid(whole | {"prompt": "hello"})
+    assert not valid(whole | {"outcome": "other"})
+    assert not valid(whole | {"wait_seconds": "2"})
+    assert not valid({name: value for name, value in whole.items() if name != "phase"})
+    assert valid(head | {"logger": "aiogw.app", "message": "stopped"})
+    assert not valid(head | {"logger": "aiogw.app", "outcome": "completed"})
 
 
 def test_what_an_answer_says_of_the_queue() -> None:
@@ -204,7 +289,7 @@ def test_a_line_of_text() -> None:
     """Time in UTC to the millisecond, level, logger, message, and the members as words."""
     line = TextFormatter().format(entry(WHOLE.fields()))
     assert line.startswith("2027-01-15T08:00:00.999Z info aiogw.access: request request_id=req_1 surface=openai ")
-    assert line.endswith(" status=200 outcome=completed")
+    assert line.endswith(" status=200 outcome=completed phase=done ended_by=upstream")
     assert " stream=true " in line
     assert " wait_seconds=2.0001 " in line
 

@@ -172,7 +172,7 @@ class UpstreamGate:
             raise self._counted(
                 QueueFull(
                     upstream=self._upstream,
-                    cap=limits.cap,
+                    cap=self._queue.statistics().cap or limits.cap,
                     queue_limit=limits.queue_limit,
                     estimated_seconds=estimated_seconds,
                     retry_after_seconds=self._retry_after_seconds(admission.weight),
@@ -194,7 +194,7 @@ class UpstreamGate:
         Only where the estimate rests on enough requests that have ended, and somebody is really in front.
         """
         statistics = self._queue.statistics()
-        waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > limits.cap
+        waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > (statistics.cap or limits.cap)
         if not waits or statistics.waiting >= limits.queue_limit or len(self._slot_times) < ENOUGH:
             return
         estimated_seconds = self._newcomer_waits_seconds(admission.weight)

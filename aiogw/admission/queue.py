@@ -57,8 +57,8 @@ class Ticket:
         self.weight = weight
         self.holder = holder
         self.state = TicketState.WAITING
-        self.endpoint = ""
-        self.number = -1
+        self.endpoint = ""  # mutant: it is set with the slots
+        self.number = -1  # mutant: it is set by the queue it enters
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.state.value} weight={self.weight}>"
@@ -151,7 +151,8 @@ class FairQueue(Generic[T]):
             raise ValueError(f"only who holds slots can be put back, not {ticket}")
         self._capacity.give_back(ticket.weight, ticket.endpoint)
         ticket.state = TicketState.WAITING
-        before = list(itertools.takewhile(lambda other: other.number < ticket.number, self._waiting))
+        number = ticket.number
+        before = list(itertools.takewhile(lambda one: one.number < number, self._waiting))  # mutant: no number is twice
         for other in (ticket, *reversed(before)):
             self._waiting[other] = None
             self._waiting.move_to_end(other, last=False)
@@ -206,7 +207,7 @@ class FairQueue(Generic[T]):
         self._slots_wanted -= ticket.weight
         self._waiting_by_holder[ticket.holder] -= 1
         if not self._waiting_by_holder[ticket.holder]:
-            del self._waiting_by_holder[ticket.holder]
+            del self._waiting_by_holder[ticket.holder]  # mutant: nothing is as much as none, and only kept for ever
 
     def _hold(self, ticket: T) -> None:
         ticket.endpoint = self._capacity.take(ticket.weight)

@@ -26,7 +26,7 @@ class Limits:
 
 @frozen(kw_only=True)
 class EndpointStatistics:
-    """``slots``: its engine's, None: unknown; ``up`` False: left out, until the last of ``slots_in_use`` is given back.
+    """``slots``: its engine's, None: unknown; ``up`` False: left out, or gone with ``slots_in_use`` not yet given back.
 
     Slots that settle count as in use here.
     """
@@ -54,6 +54,11 @@ class GateStatistics:
     grants_total: int
     refusals_total: Mapping[str, int]
     endpoints: Mapping[str, EndpointStatistics]
+
+    @property
+    def makes_newcomers_wait(self) -> bool:
+        full = self.cap is not None and self.slots_in_use + self.slots_settling >= self.cap
+        return full or self.waiting > 0
 
 
 @frozen(kw_only=True)

@@ -75,12 +75,12 @@ DESCRIPTIONS: Mapping[type[Any], Mapping[str, str]] = {
         "connect_timeout_seconds": "Until a connection stands: short, since the upstream is near.",
         "first_byte_timeout_seconds": (
             "From the grant to the first byte of an answer. A whole (not streamed) answer sends nothing until it is "
-            "complete, so this must cover the longest one."
+            "complete, so this must cover the longest one. It begins anew while the request is still being taken."
         ),
         "idle_timeout_seconds": "Between two pieces of an answer that has begun.",
         "admission": 'The limits of the gate, or "unlimited" for an upstream without one.',
-        "credential": "The name of a credential of systemd's with the key that the gateway shows this upstream.",
-        "credential_file": "The file with the key that the gateway shows this upstream.",
+        "credential": ("The name of a credential of systemd's with the key that this upstream wants of the gateway."),
+        "credential_file": "Instead of it: the file with that key.",
         "ca_file": "With https: the CA (PEM) that has signed the upstream's certificate, instead of the system's.",
         "watch_engine_seconds": "How often the engine is asked for its own count of requests, for metrics. 0: never.",
         "aliases": "Further names for the models, each with the model it stands for.",

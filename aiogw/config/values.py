@@ -222,6 +222,8 @@ def _host_and_port(authority: str, default_port: int | None) -> tuple[str, int]:
         address = ipaddress.IPv6Address(found["v6"])
         return str(address.ipv4_mapped or address.compressed), port
     host = found["host"].rstrip(".").lower()
+    if not all(0 < len(label) < 64 for label in host.split(".")):
+        raise ValueError(authority)  # RFC 1035, 2.3.4: no name server could be asked for it
     if _NUMBER.fullmatch(host.rpartition(".")[2]):
         # 127.1, 0177.0.0.1 and 0x7f.1 are addresses to the resolver: only the usual way of writing one is taken.
         ipaddress.IPv4Address(host)

@@ -35,6 +35,11 @@ class GatewayError(Exception):
         """Whole seconds for ``Retry-After``, where there is a time to name."""
         return None
 
+    @property
+    def detail(self) -> str | None:
+        """What the log says besides the code; never anything that a client, a prompt or an answer may have said."""
+        return None
+
     def __str__(self) -> str:
         return self.message
 

@@ -35,6 +35,10 @@ class UpstreamUnavailable(UpstreamFault):
         return f"The upstream {self.upstream!r} cannot be reached: {self.reason}"
 
     @property
+    def detail(self) -> str | None:
+        return self.reason
+
+    @property
     def retry_after(self) -> int | None:
         return self.retry_after_seconds
 
@@ -55,6 +59,10 @@ class UpstreamTimeout(UpstreamFault):
         silence = f"was silent for {self.timeout_seconds:g} s while {self.waiting_for} was due"
         return f"The upstream {self.upstream!r} {silence}"
 
+    @property
+    def detail(self) -> str | None:
+        return f"silent for {self.timeout_seconds:g} s while {self.waiting_for} was due"
+
 
 @frozen(kw_only=True)
 class UpstreamBroken(UpstreamFault):
@@ -68,6 +76,11 @@ class UpstreamBroken(UpstreamFault):
     @property
     def message(self) -> str:
         return f"The upstream {self.upstream!r} broke off: {self.reason}"
+
+    @property
+    def detail(self) -> str | None:
+        # What is quoted in it is the answer's own.
+        return None if any(mark in self.reason for mark in "'\"`") else self.reason
 
 
 @frozen(kw_only=True)
@@ -126,6 +139,10 @@ class UpstreamStatus(UpstreamFault):
         if self.upstream_message:
             return self.upstream_message
         return f"The upstream {self.upstream!r} answered with status {self.upstream_status}"
+
+    @property
+    def detail(self) -> str | None:
+        return f"status {self.upstream_status}"
 
     @property
     def param(self) -> str | None:

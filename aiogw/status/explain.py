@@ -15,36 +15,45 @@ from aiogw.status import figures
 _MEMBER = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)')
 _ACCESS_TEXT = re.compile(r"(?:^|\s)(\d{4}-\d\d-\d\dT[\d:.]+Z) \w+ aiogw\.access: request(?= )")
 
-# Who ended it, and why, by the outcome of its line; the numbers are for the sentence to fill in.
-_ENDS: Mapping[str, tuple[str, str]] = {
-    "completed": ("the upstream", "its answer was complete, and the client took it all"),
-    "client_gone": ("the client", "it closed its connection"),
-    "client_stalled": ("the gateway", "the client took nothing of its answer for client_stall_timeout_seconds"),
-    "queue_full": ("the gateway", "all slots were taken and all places in the queue as well"),
-    "queue_places_taken": ("the gateway", "as many requests of its key waited already as the key's queue_places"),
-    "memory_full": ("the gateway", "all request bodies together had taken body_memory_bytes"),
-    "queue_timeout": ("the gateway", "no slot had come free within queue_timeout_seconds"),
-    "queue_too_slow": ("the gateway", "by the estimate it would have waited beyond queue_timeout_seconds"),
-    "draining": ("the gateway", "it was shutting down"),
-    "upstream_unavailable": ("the gateway", "no connection to the upstream could be made"),
-    "upstream_timeout": ("the gateway", "the upstream was silent for too long"),
-    "upstream_broken": ("the upstream", "it broke the connection off, or did not speak HTTP"),
-    "upstream_error": ("the upstream", "it refused the request"),
-    "upstream_auth": ("the upstream", "it refused the gateway's own credentials"),
-    "too_many_sequences": ("the gateway", "it asks for more sequences at once than the cap allows"),
-    "model_not_found": ("the gateway", "it asks for a model that is not served"),
-    "not_found": ("the gateway", "there is nothing at its path"),
-    "method_not_allowed": ("the gateway", "its path does not take that method"),
-    "invalid_body": ("the gateway", "its body could not be read"),
-    "invalid_request": ("the gateway", "a member of its body is wrong"),
-    "request_too_large": ("the gateway", "its body is larger than max_body_bytes"),
-    "invalid_api_key": ("the gateway", "it came with no key that is known"),
-    "body_timeout": ("the gateway", "its body came too slowly, see body_timeout_seconds"),
-    "unsupported_encoding": ("the gateway", "its body has a content coding that cannot be read"),
-    "malformed_request": ("the gateway", "it was not HTTP"),
-    "internal_error": ("the gateway", "a fault of its own; the log has more"),
+# Why it ended, by the outcome of its line.
+_ENDS: Mapping[str, str] = {
+    "completed": "its answer was complete, and the client took it all",
+    "client_gone": "it closed its connection",
+    "client_stalled": "the client took nothing of its answer for client_stall_timeout_seconds",
+    "queue_full": "all slots were taken and all places in the queue as well",
+    "queue_places_taken": "as many requests of its key waited already as the key's queue_places",
+    "memory_full": "all request bodies together had taken body_memory_bytes",
+    "queue_timeout": "no slot had come free within queue_timeout_seconds",
+    "queue_too_slow": "by the estimate it would have waited beyond queue_timeout_seconds",
+    "draining": "it was shutting down",
+    "upstream_unavailable": "no connection to the upstream could be made",
+    "upstream_timeout": "the upstream was silent for too long",
+    "upstream_broken": "it broke the connection off, or did not speak HTTP",
+    "upstream_error": "it refused the request",
+    "upstream_auth": "it refused the gateway's own credentials",
+    "too_many_sequences": "it asks for more sequences at once than the cap allows",
+    "model_not_found": "it asks for a model that is not served",
+    "not_found": "there is nothing at its path",
+    "method_not_allowed": "its path does not take that method",
+    "invalid_body": "its body could not be read",
+    "invalid_request": "a member of its body is wrong",
+    "request_too_large": "its body is larger than max_body_bytes",
+    "invalid_api_key": "it came with no key that is known",
+    "body_timeout": "its body came too slowly, see body_timeout_seconds",
+    "unsupported_encoding": "its body has a content coding that cannot be read",
+    "malformed_request": "it was not HTTP",
+    "internal_error": "a fault of its own; the log has more",
 }
-_NEVER_GRANTED = ("queue_full", "queue_places_taken", "queue_timeout", "queue_too_slow", "draining")
+# Where it was by then, if somebody made an end of it on the way.
+_ON_THE_WAY = ("client_gone", "client_stalled", "draining", "upstream_broken", "upstream_timeout")
+_WHERE: Mapping[str, str] = {
+    "read": ", while its body came in",
+    "queue": ", while it waited",
+    "connect": ", while a connection was made for it",
+    "first_byte": ", before its answer began",
+    "stream": ", in the middle of its answer",
+    "finish": ", when its answer had all come",
+}
 
 
 @frozen(kw_only=True)
@@ -90,40 +99,51 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"{told['request_id']}: {told.get('method', '-')} {told.get('path', '-')}{model}{key}"
     yield _moment(arrived_at, f"arrived; its body has {figures.size(int(told.get('request_bytes', 0)))}")
     since, left = arrived_at, duration
-    for name, seconds, then in _phases(told, outcome):
+    for name, seconds, then in _phases(told):
         yield f"  {seconds:12.3f} s  {name}"
         since, left = since + timedelta(seconds=seconds), left - seconds
         if then:
             yield _moment(since, then)
     rest = max(0.0, left)
-    if "first_byte_seconds" in told:
-        yield f"  {rest:12.3f} s  from there to the end: {figures.size(int(told.get('response_bytes', 0)))} went out"
-    elif rest >= 0.0005 and "wait_seconds" in told and _was_granted(told, outcome):
+    if "answer_seconds" in told:
+        sent = figures.size(int(told.get("response_bytes", 0)))
+        yield f"  {rest:12.3f} s  until the client had all it got, {sent}"
+    elif rest >= 0.0005 and "wait_seconds" in told and _was_granted(told):
         yield f"  {rest:12.3f} s  at the upstream, which had not begun to answer"
-    who, why = _ENDS.get(outcome, ("-", outcome.replace("_", " ")))
-    where = {"queued": ", while it waited", "running": ", while it held its slots"}.get(str(told.get("left")), "")
+    why = _ENDS.get(outcome, outcome.replace("_", " "))
+    where = _WHERE.get(str(told.get("phase")), "") if outcome in _ON_THE_WAY else ""
+    detail = f": {told['detail']}" if "detail" in told else ""
     status = f"; the client was told {told['status']}" if "status" in told else "; the client was told no status"
-    yield _moment(ended_at, f"ended by {who}: {why}{where} ({outcome}){status}")
+    again = f", and to come back in {told['retry_after_seconds']} s" if "retry_after_seconds" in told else ""
+    yield _moment(
+        ended_at, f"ended by the {told.get('ended_by', '-')}: {why}{where} ({outcome}{detail}){status}{again}"
+    )
     if "completion_tokens" in told:
         yield f"{'':17}{told.get('prompt_tokens', '-')} tokens of prompt, {told['completion_tokens']} of answer"
 
 
-def _phases(told: Mapping[str, Any], outcome: str) -> Iterator[tuple[str, float, str]]:
+def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
     """What is known of the way, in order: name, seconds, and what comes at its end."""
-    wait, read, first = (_seconds(told, f"{name}_seconds") for name in ("wait", "read", "first_byte"))
+    names = ("wait", "read", "first_byte", "answer")
+    wait, read, first, answer = (_seconds(told, f"{name}_seconds") for name in names)
     if wait is None:
         return
     if read is not None:
         position = told.get("position")
         ahead = f" with {position} ahead of it" if position is not None else ""
         yield "until all of it was there and valid", read, f"came to the gate of {told.get('upstream', '-')}{ahead}"
-    yield "waited", wait, "was given its slots" if _was_granted(told, outcome) else ""
+    at = f" at {told['endpoint']}" if "endpoint" in told else ""
+    again = f", {told['put_back']} times anew because its endpoint was gone" if "put_back" in told else ""
+    yield f"waited{again}", wait, f"was given its slots{at}" if _was_granted(told) else ""
     if first is not None:
-        yield "until the upstream's first byte", first, "the answer began"
+        connect = f", {told['connect_seconds']} s of it to connect" if "connect_seconds" in told else ""
+        yield f"until the upstream's first byte{connect}", first, "the answer began"
+    if answer is not None:
+        yield "until its last", answer, ""
 
 
-def _was_granted(told: Mapping[str, Any], outcome: str) -> bool:
-    return "first_byte_seconds" in told or (told.get("left") != "queued" and outcome not in _NEVER_GRANTED)
+def _was_granted(told: Mapping[str, Any]) -> bool:
+    return told.get("phase") not in ("read", "queue")
 
 
 def _seconds(told: Mapping[str, Any], name: str) -> float | None:

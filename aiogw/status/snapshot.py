@@ -93,7 +93,7 @@ def _upstream(name: str, gate: GateStatistics, readings: Readings) -> Document:
 
 def newcomer_wait_seconds(gate: GateStatistics, place_seconds: float) -> float | None:
     """What a request that came now would wait, if the queue takes it; None: nothing runs from which to tell."""
-    if gate.cap is None or (not gate.waiting and gate.slots_in_use + gate.slots_settling < gate.cap):
+    if not gate.makes_newcomers_wait:
         return 0.0
     return place_seconds * (gate.waiting + 1) or None
 
@@ -145,7 +145,8 @@ def _ending(ending: Ending, readings: Readings) -> Document:
         upstream=record.upstream,
         outcome=record.outcome,
         status=record.status,
-        left=record.left,
+        phase=record.phase,
+        ended_by=record.ended_by,
         ended_at=readings.unix_time(record.ended_at),
         wait_seconds=_rounded(record.wait_seconds),
         first_byte_seconds=_rounded(record.first_byte_seconds),

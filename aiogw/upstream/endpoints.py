@@ -32,10 +32,14 @@ RESOLVE_TIMEOUT_SECONDS = 2.0
 
 @frozen(kw_only=True)
 class Endpoint:
-    """One address, or with ``every_address`` one name; ``slots``: what an engine behind it runs at a time."""
+    """One address, or with ``every_address`` one name; ``slots``: what an engine behind it runs at a time.
+
+    ``name`` is the key of the name that an address was found for, None: it was configured as it is.
+    """
 
     target: Target
     slots: int | None
+    name: str | None = None
 
 
 MakePool = Callable[[Target, Callable[[], None]], UpstreamPool]
@@ -76,14 +80,25 @@ class Upstream:
     def name(self) -> str:
         return self._plan.name
 
-    def take(self, plan: UpstreamPlan, endpoints: Mapping[str, Endpoint] | None) -> None:
-        """Follow ``plan`` from now on; ``endpoints`` as ``find_endpoints`` has found them, None: as far as known.
+    def known(self, plan: UpstreamPlan) -> Mapping[str, Endpoint] | None:
+        """The addresses of before for a plan with the same names, which cannot be looked up; None: other names."""
+        if not all(one.name in plan.endpoints for one in self._endpoints.values()):
+            return None
+        return {
+            key: _found_for(str(one.name), plan.endpoints[str(one.name)], one.target.address or "")
+            for key, one in self._endpoints.items()
+        }
+
+    def take(self, plan: UpstreamPlan, endpoints: Mapping[str, Endpoint]) -> None:
+        """Follow ``plan`` from now on, with the ``endpoints`` it means at the moment.
 
         Connections are made anew; calls that are under way go on.  ``on_change`` is not told.
         """
-        if endpoints is None:
-            endpoints = self._endpoints if self._plan.every_address else {}
         self._plan = plan
+        if not plan.leave_out:
+            for task in self._out.values():
+                task.cancel()
+            self._out = {}
         self._drop(self._endpoints)
         self._endpoints = {}
         self._replace(endpoints)
@@ -96,6 +111,10 @@ class Upstream:
     def answering(self) -> dict[str, int | None]:
         """The endpoints that are not left out, each with its slots."""
         return {key: endpoint.slots for key, endpoint in self._endpoints.items() if key not in self._out}
+
+    def left_out(self) -> dict[str, int | None]:
+        """The others, each with its slots."""
+        return {key: self._endpoints[key].slots for key in self._out}
 
     def pool(self, endpoint: str) -> UpstreamPool:
         """The connections of an endpoint that answers."""
@@ -185,19 +204,25 @@ async def find_endpoints(plan: UpstreamPlan) -> Mapping[str, Endpoint]:
     if not plan.every_address:
         return plan.endpoints
     found: dict[str, Endpoint] = {}
-    for endpoint in plan.endpoints.values():
+    for name, endpoint in plan.endpoints.items():
         target = endpoint.target
         try:
             async with asyncio.timeout(RESOLVE_TIMEOUT_SECONDS):
                 addresses = await _addresses(target.host, target.port)
+        except UnicodeError:
+            raise NameUnknown(f"{target.host}: not a name that DNS could have") from None
         except (OSError, TimeoutError) as error:
             raise NameUnknown(
                 f"{target.host}: {error.strerror if isinstance(error, OSError) else 'no answer'}"
             ) from None
         for address in addresses:
             host = f"[{address}]" if ":" in address else address
-            found[f"{host}:{target.port}{target.prefix}"] = evolve(endpoint, target=evolve(target, address=address))
+            found[f"{host}:{target.port}{target.prefix}"] = _found_for(name, endpoint, address)
     return found
+
+
+def _found_for(name: str, endpoint: Endpoint, address: str) -> Endpoint:
+    return evolve(endpoint, name=name, target=evolve(endpoint.target, address=address))
 
 
 async def _addresses(host: str, port: int) -> list[str]:

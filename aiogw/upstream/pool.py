@@ -6,10 +6,12 @@ There is no limit here on purpose: the gate is the only one, and two would make 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 # uvicorn, vLLM's server, closes a connection that has been idle for five seconds.  One that is nearly that old would
 # die under the request sent on it.
 MAX_IDLE_SECONDS = 4.0
+
+# Not the endpoint's doing: there is nothing left here to make a connection with.
+_OUR_OWN_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 # So long an address is tried while its name has others (RFC 8305, section 5).
 ATTEMPT_SECONDS = 0.25
@@ -62,6 +67,7 @@ class UpstreamCall:
 
     A kept connection may die just as the request is written on it.  Then, and only if not one byte of a response was
     seen, the request goes out once more on a fresh connection: still one request to whoever holds the slot.
+    ``sent_at`` is when it was last written, on the monotonic clock, and ``times_sent`` how often.
     """
 
     def __init__(self, pool: UpstreamPool, head: bytes, body: bytes, listener: ResponseListener) -> None:
@@ -71,6 +77,8 @@ class UpstreamCall:
         self._listener: ResponseListener | None = listener
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self.sent_at: float | None = None
+        self.times_sent = 0
 
     def start(self, *, fresh: bool) -> None:
         connection = None if fresh else self._pool.take()
@@ -123,6 +131,8 @@ class UpstreamCall:
 
     def _send(self, connection: Connection) -> None:
         self._connection = connection
+        self.sent_at = time.monotonic()
+        self.times_sent += 1
         connection.send(self._head, self._body, self)
 
     def _connect(self) -> None:
@@ -132,9 +142,12 @@ class UpstreamCall:
         try:
             connection = await self._pool.connect()
         except UpstreamUnavailable as error:
-            self._pool.on_unreachable()
             if self._listener is not None:
                 self._listener.response_failed(error)
+        except Exception:
+            log.exception("a connection to an upstream failed in a way it should not")
+            if self._listener is not None:
+                self._listener.response_failed(self._pool.unavailable("the connection failed"))
         else:
             if self._listener is None:
                 connection.abort()
@@ -236,10 +249,14 @@ class UpstreamPool:
                     await self._open(connection)
         except TimeoutError:
             connection.abort()
-            raise self._unavailable(f"no connection within {self._connect_timeout_seconds:g} s") from None
+            raise self.unavailable(f"no connection within {self._connect_timeout_seconds:g} s") from None
         except OSError as error:
             connection.abort()
-            raise self._unavailable(_reason(error)) from None
+            raise self.unavailable(_reason(error), ours=error.errno in _OUR_OWN_LACK) from None
+        except UnicodeError:
+            # Of a name that cannot be written for DNS, which is not an OSError.
+            connection.abort()
+            raise self.unavailable("its name cannot be resolved") from None
         except BaseException:
             # Cancelled, perhaps in the tick in which the connection was made: it must not stay behind.
             connection.abort()
@@ -285,7 +302,9 @@ class UpstreamPool:
         address = self._target.address
         return self._target.authority if address is None else f"{self._target.authority} ({address})"
 
-    def _unavailable(self, reason: str) -> UpstreamUnavailable:
+    def unavailable(self, reason: str, *, ours: bool = False) -> UpstreamUnavailable:
+        if not ours:
+            self.on_unreachable()
         # Once until it is there again: each request says in its own line how it ended.
         level = logging.WARNING if self._reachable else logging.DEBUG
         self._reachable = False

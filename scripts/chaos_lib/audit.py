@@ -89,7 +89,7 @@ def endings(log: Iterable[Mapping[str, Any]]) -> Counter[str]:
 def ending(line: Mapping[str, Any]) -> str:
     outcome = str(line["outcome"])
     if outcome in LEFT:
-        return f"left {line.get('left', 'before the gate')} ({outcome})"
+        return f"left: {outcome} ({line['phase']})"
     if outcome in UPSTREAM_FAILED:
         return f"upstream failed: {outcome}"
     if outcome in REFUSED_AT_THE_GATE:
@@ -99,9 +99,7 @@ def ending(line: Mapping[str, Any]) -> str:
 
 def was_granted(line: Mapping[str, Any]) -> bool:
     """By its log line alone."""
-    if "wait_seconds" not in line or line["outcome"] in REFUSED_AT_THE_GATE:
-        return False
-    return line["outcome"] not in LEFT or line.get("left") == "running"
+    return "wait_seconds" in line and line["phase"] != "queue"
 
 
 def check_lines(audit: Audit, results: Iterable[Result], log: Iterable[Mapping[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import tomli_w
 from attrs import frozen
 
@@ -25,6 +26,7 @@ GOOD_LEVELS = frozenset({"debug", "info", "warning"})
 GOOD_LOGGERS = frozenset(
     {"aiogw.app", "aiogw.cli", "aiogw.counted", "aiogw.listener", "aiogw.server", "aiogw.upstream.pool"}
 )
+LOG_SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "etc" / "log.schema.json").read_text()))
 _SAMPLE = re.compile(r"^(aiogw_\w+(?:\{.*\})?) (\S+)$", re.MULTILINE)
 
 
@@ -180,7 +182,7 @@ class GatewayProcess:
                 yield found[1]
 
     def read_log(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """The lines of requests, and every line that a healthy gateway does not write."""
+        """The lines of requests, and every line that a healthy gateway does not write, or the schema does not know."""
         requests, bad = [], []
         for line in self.log_lines():
             try:
@@ -189,7 +191,7 @@ class GatewayProcess:
             except (ValueError, KeyError, TypeError):
                 bad.append(line)
                 continue
-            if level not in GOOD_LEVELS or "exception" in told:
+            if level not in GOOD_LEVELS or "exception" in told or not LOG_SCHEMA.is_valid(told):
                 bad.append(line)
             elif logger == "aiogw.access":
                 requests.append(told)

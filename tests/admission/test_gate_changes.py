@@ -9,6 +9,7 @@ from attrs import evolve
 from test_gate import Caller, House
 
 from aiogw.admission.door import Gate
+from aiogw.admission.estimate import ENOUGH
 from aiogw.admission.gate import UpstreamGate
 from aiogw.admission.queue import TicketState
 from aiogw.admission.readings import EndpointStatistics
@@ -191,6 +192,23 @@ def test_heavier_than_any_endpoint_and_heavier_than_those_that_answer() -> None:
     assert 4 == error.cap
     house.gate.set_endpoints({"y": 2})
     assert "upstream_unavailable" == refusal(house, weight=3).code
+
+
+def test_the_cap_in_force_decides_and_is_told() -> None:
+    """With an endpoint out, who could not be served in time is refused at entry, and a full queue says what is full."""
+    house = house_of({"x": 4, "y": 4}, cap=6, queue_limit=1, queue_timeout_seconds=10)
+    for _ in range(ENOUGH):
+        first = house.enter()
+        house.loop.advance(40)
+        first.admission.leave()
+    house.gate.set_endpoints({"x": 4})
+    for _ in range(3):
+        house.enter()
+    assert "queue_too_slow" == refusal(house).code
+    house = house_of({"x": 4}, cap=6, largest=6, queue_limit=0)
+    for _ in range(3):
+        house.enter()
+    assert 3 == refusal(house).cap
 
 
 # -- a grant that leads nowhere -------------------------------------------------------------------------------------

@@ -255,3 +255,28 @@ def test_representations() -> None:
     queue.leave(tickets[1])
     assert "<Ticket left weight=1>" == repr(tickets[1])
     assert "<FairQueue 0/unlimited held, 0/0 waiting>" == repr(Queue(cap=None, queue_limit=0))
+
+
+# -- limits that change ---------------------------------------------------------------------------------------------
+
+
+def test_several_that_are_put_back_are_in_the_order_of_their_entry() -> None:
+    """Whatever the order in which they come back, and before all who came later."""
+    queue: FairQueue[Ticket] = FairQueue(cap=4, queue_limit=2, endpoints={"a": 8})
+    tickets = [Ticket(weight=1) for _ in range(6)]
+    for ticket in tickets:
+        queue.enter(ticket)
+    queue.resize(cap=4, queue_limit=2, endpoints={})
+    for number in (1, 0, 3, 2):
+        assert queue.put_back(tickets[number]) == []
+    assert list(queue.in_line()) == tickets
+    assert queue.resize(cap=4, queue_limit=2, endpoints={"b": 3}) == tickets[:2]
+
+
+@pytest.mark.parametrize("changes", [{"cap": 0}, {"queue_limit": -1}])
+def test_limits_that_are_none_change_nothing(changes: dict[str, int]) -> None:
+    """They are refused as they are at the beginning."""
+    queue: FairQueue[Ticket] = FairQueue(cap=2, queue_limit=3)
+    with pytest.raises(ValueError, match="is at least"):
+        queue.resize(**({"cap": 1, "queue_limit": 1, "endpoints": {"": None}} | changes))  # type: ignore[arg-type]
+    assert (queue.statistics().cap, queue.statistics().queue_limit) == (2, 3)

@@ -22,6 +22,7 @@ from rig import (
     upstream_table,
 )
 
+from aiogw import lanes as lanes_room
 from aiogw.upstream import endpoints as endpoints_room
 
 
@@ -45,7 +46,9 @@ def work(upstream: ScriptedUpstream) -> list[Exchange]:
 
 
 async def up(gateway: RunningGateway, upstream: ScriptedUpstream) -> float:
-    return await gateway.metric("aiogw_endpoint_up", upstream="reasoning", endpoint=upstream.url.partition("//")[2])
+    labels = {"upstream": "reasoning", "endpoint": upstream.url.partition("//")[2]}
+    # One that is not there is no zero: nobody would be told of it.
+    return (await gateway.metrics())["aiogw_endpoint_up", frozenset(labels.items())]
 
 
 @pytest.fixture
@@ -199,7 +202,7 @@ class Names:
         self.asked = 0
 
     async def look_up(self, host: str, port: int) -> list[Any]:
-        if host != "engines.test":
+        if not host.endswith(".test"):
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
         self.asked += 1
         if not self.addresses:
@@ -296,6 +299,76 @@ async def test_a_reload_while_no_name_can_be_resolved(rig: Rig, names: Names) ->
     assert [200, 200] == [(await client.response()).status for client in clients]
 
 
+async def test_a_reload_without_a_name_server_is_true_all_the_same(rig: Rig, names: Names) -> None:
+    """The addresses stay, what is said of them changes; a name that nobody knows is no configuration to take."""
+    upstream = await rig.upstream(answer, host="127.0.0.2")
+    port = upstream.url.rpartition(":")[2]
+    names.addresses = ["127.0.0.2"]
+
+    def text(host: str, slots: int) -> str:
+        return several((f"http://{host}:{port}", slots), resolve="every-address", cap=6)
+
+    gateway = await rig.start(text("engines.test", 4), process=False)
+    gateway.expect_error("the configuration is not taken")
+    names.addresses = []
+    assert await gateway.reload(text("engines.test", 2))
+    assert 1 == await gateway.metric("aiogw_slots_limit", upstream="reasoning")
+    assert not await gateway.reload(text("nobody.test", 2))
+    assert (await rig.ask(gateway, OPENAI)).status == 200
+
+
+# -- reloads --------------------------------------------------------------------------------------------------------
+
+
+async def test_from_endpoints_to_one_address_that_was_left_out(rig: Rig) -> None:
+    """Nobody is lost on the way, and a single address is asked whatever is known of it."""
+    first, second = await rig.upstream(), await rig.upstream(answer)
+    gateway = await rig.start(several((first.url, 2), (second.url, 2), cap=3), process=True)
+    await second.stop()
+    clients = [await rig.post(gateway, OPENAI, 0)]
+    await eventually(lambda: first.in_flight == 1)
+    clients.append(await rig.post(gateway, OPENAI, 1))
+    await gateway.waiting(1)
+    table = upstream_table(second.url)
+    assert await gateway.reload(configuration({"reasoning": table | {"admission": "unlimited"}}))
+    refusal = await clients[1].response()
+    assert (503, "upstream_unavailable") == (refusal.status, OPENAI.code(refusal))
+    await second.start_again()
+    second.script = lambda exchange: (
+        exchange.answer(status=404) if exchange.request.method == "GET" else answer(exchange)
+    )
+    assert (await rig.ask(gateway, OPENAI)).status == 200
+    first.exchanges[0].answer()
+    assert (await clients[0].response()).status == 200
+
+
+async def test_an_upstream_that_has_gone_is_forgotten(
+    rig: Rig, quick_health: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its last request has ended, nobody asks after its endpoints any more."""
+    monkeypatch.setattr(lanes_room, "SWEEP_SECONDS", 0.02)
+    first, second, other = await rig.upstream(), await rig.upstream(), await rig.upstream(answer)
+    gateway = await rig.start(several((first.url, 2), (second.url, 2), cap=3), process=False)
+    client = await rig.post(gateway, OPENAI, 0)
+    await eventually(lambda: first.in_flight == 1)
+    await second.stop()
+    await rig.post(gateway, OPENAI, 1)
+    await gateway.waiting(1)
+    await second.start_again()
+    second.script = lambda exchange: exchange.answer(status=503)
+    assert await gateway.reload(configuration({"other": upstream_table(other.url)}))
+    await eventually(lambda: len(second.exchanges) > 2, what="health checks")
+    first.script = answer
+    first.exchanges[0].answer()
+    assert (await client.response()).status == 200
+    await gateway.settled()
+    assert isinstance(gateway, InProcessGateway)
+    await eventually(lambda: not gateway.gateway._lanes._retired)
+    asked = len(second.exchanges)
+    await asyncio.sleep(0.1)  # five health checks, had it not been forgotten
+    assert asked == len(second.exchanges)
+
+
 # -- the engine's own word ------------------------------------------------------------------------------------------
 
 
@@ -363,6 +436,24 @@ async def test_an_engine_that_does_not_say(rig: Rig, said: bytes | None) -> None
     await eventually(lambda: len(upstream.exchanges) > asked + 2)
     warnings = [line for line in gateway.lines if "no metrics from the upstream reasoning" in line]  # type: ignore[attr-defined]
     assert 1 == len(warnings)
+
+
+async def test_no_endpoint_says_nothing(rig: Rig) -> None:
+    """When none answers, nothing is told: nought would be a figure."""
+    upstream = await rig.upstream(lambda exchange: exchange.answer(metrics_of(1, 0)))
+    text = several((upstream.url, 4), cap=3, watch_engine_seconds=0.02)
+    gateway = await rig.start(text, process=True)
+
+    async def shown() -> bool:
+        return any(name.startswith("aiogw_engine") for name, _ in await gateway.metrics())
+
+    async def gone() -> bool:
+        return not await shown()
+
+    await eventually(shown)
+    await upstream.stop()
+    await eventually(gone)
+    assert 0 == await gateway.metric("aiogw_slots_limit", upstream="reasoning")
 
 
 async def test_nobody_is_asked_who_is_not_to_be_watched(rig: Rig) -> None:

@@ -212,6 +212,9 @@ def model_of(side: str, point: Point) -> str:
 
 async def probe(house: House, side: str, point: Point) -> None:
     heard = await house.exchange(side, point, OPENAI, False)
+    if heard.response is not None and heard.response.status == 504:
+        # The time-outs are tenths of seconds, which a busy machine may need for a whole answer.
+        heard = await house.exchange(side, point, OPENAI, False)
     assert heard.response is not None
     assert (heard.response.status, heard.response.complete) == (200, True)
 

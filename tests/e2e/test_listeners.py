@@ -182,12 +182,11 @@ async def test_a_second_start_on_the_same_sockets(rig: Rig, tmp_path: Path) -> N
 async def test_a_configuration_with_faults(rig: Rig) -> None:
     """A faulty configuration ends the daemon with 2 and one line for each fault, before anything is listened on."""
     text = configuration({"reasoning": upstream_table("http://127.0.0.1:1", cap=8, queue_limit=-1)})
-    code, told = await run_until_exit(rig.config_file(text))
+    path = rig.config_file(text)
+    code, told = await run_until_exit(path)
     assert code == 2
-    lines = told.splitlines()
-    assert len(lines) == 2
-    assert any(line.startswith("aiogw: upstreams.reasoning.admission.cap:") for line in lines)
-    assert any(line.startswith("aiogw: upstreams.reasoning.admission.queue_limit:") for line in lines)
+    keys = ["upstreams.reasoning.admission.cap", "upstreams.reasoning.admission.queue_limit"]
+    assert keys == [line.removeprefix(f"{path}:").split(": ")[1] for line in told.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +199,7 @@ async def test_members_that_the_gate_decides_by(rig: Rig, key: str, members: dic
     code, told = await run_until_exit(rig.config_file(configuration(tables)), "check")
     assert 2 == code
     (line,) = told.splitlines()
-    assert line.startswith(f"aiogw: upstreams.reasoning.dialect.{key}: {next(iter(members))} is for the client to say")
+    assert f": upstreams.reasoning.dialect.{key}: {next(iter(members))} is for the client to say" in line
 
 
 async def test_more_clients_than_descriptors(rig: Rig) -> None:

@@ -38,11 +38,14 @@ async def test_a_line_in_text(rig: Rig) -> None:
         "path",
         "model",
         "upstream",
+        "endpoint",
         "stream",
         "position",
         "read_seconds",
         "wait_seconds",
+        "connect_seconds",
         "first_byte_seconds",
+        "answer_seconds",
         "duration_seconds",
         "request_bytes",
         "response_bytes",
@@ -50,6 +53,8 @@ async def test_a_line_in_text(rig: Rig) -> None:
         "completion_tokens",
         "status",
         "outcome",
+        "phase",
+        "ended_by",
     ]
     assert told["request_id"] == "id-1"
     assert (told["surface"], told["method"], told["path"]) == ("anthropic", "POST", "/llm/v1/messages")
@@ -78,16 +83,21 @@ async def test_a_line_in_json(rig: Rig) -> None:
         "path",
         "model",
         "upstream",
+        "endpoint",
         "stream",
         "position",
         "read_seconds",
         "wait_seconds",
+        "connect_seconds",
         "first_byte_seconds",
+        "answer_seconds",
         "duration_seconds",
         "request_bytes",
         "response_bytes",
         "status",
         "outcome",
+        "phase",
+        "ended_by",
     }
     assert told["response_bytes"] == sum(map(len, STREAM))
     assert told["stream"] is True

@@ -274,6 +274,48 @@ async def test_an_address_does_not_move_between_upstreams_at_work(rig: Rig) -> N
     assert await gateway.reload(configuration({"b": both}))
 
 
+async def test_an_upstream_does_not_move_to_an_address_where_another_is_at_work(rig: Rig) -> None:
+    """Nor does one take over an address whose requests are of an upstream that goes on: neither gate would be true."""
+    first, second = await rig.upstream(), await rig.upstream()
+    tables = {"x": upstream_table(first.url, models=["x"]), "y": upstream_table(second.url, models=["y"], cap=2)}
+    gateway = await rig.start(configuration(tables), process=True)
+    gateway.expect_error("the configuration is not taken")
+    clients = [await rig.post(gateway, OPENAI, 0, model="x")]
+    await first.tagged(0)
+    clients += [await rig.post(gateway, OPENAI, 1, model="x"), await rig.post(gateway, OPENAI, 2, model="y")]
+    await gateway.waiting(1, upstream="x")
+    await second.tagged(2)
+    moved = upstream_table(second.url, models=["x"])
+    taken_over = upstream_table(first.url, models=["y"])
+    assert not await gateway.reload(configuration({"x": moved}))
+    assert not await gateway.reload(configuration({"x": moved, "y": taken_over}))
+    assert not await gateway.reload(configuration({"y": taken_over}))
+    assert (1, 1) == (await in_use(gateway, "x"), await in_use(gateway, "y"))
+    for upstream in (first, second):
+        upstream.script = answer
+        upstream.exchanges[0].answer()
+    assert [200] * 3 == [(await client.response()).status for client in clients]
+    assert ([0, 1], [2]) == (first.tags, second.tags)
+    await gateway.settled()
+    assert await gateway.reload(configuration({"x": moved, "y": taken_over}))
+    assert [200, 200] == [(await rig.ask(gateway, OPENAI, 3, model=model)).status for model in ("x", "y")]
+    assert ([0, 1, 3], [2, 3]) == (first.tags, second.tags)
+
+
+async def test_two_upstreams_under_one_address(rig: Rig) -> None:
+    """A name that resolves to another upstream's address is no second gate for it."""
+    upstream = await rig.upstream()
+    port = upstream.url.rpartition(":")[2]
+    gateway = await rig.start(of(upstream), process=True)
+    gateway.expect_error("the configuration is not taken")
+    named = upstream_table("", models=["other"], resolve="every-address")
+    del named["url"], named["admission"]["engine_slots"]
+    named["endpoints"] = [{"url": f"http://localhost:{port}", "engine_slots": 4}]
+    both = configuration({"reasoning": upstream_table(f"http://127.0.0.1:{port}"), "other": named})
+    assert not await gateway.reload(both)
+    assert any("it has an address of upstreams.reasoning" in line for line in gateway.lines)  # type: ignore[attr-defined]
+
+
 # -- everything else ------------------------------------------------------------------------------------------------
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -532,3 +534,42 @@ def test_aborts_within_tls(certificate: tuple[Path, Path], new_loop: Callable[[]
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(abort_often())
     assert faults == []
+
+
+# -- whose fault it is that there is no connection --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(errno.EMFILE, 0), (errno.ENFILE, 0), (errno.ECONNREFUSED, 1), (errno.EHOSTUNREACH, 1)]
+)
+async def test_our_own_lack_is_not_the_endpoints(number: int, told: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no descriptor left here, nobody is told that the endpoint is not there."""
+    unreachable: list[int] = []
+
+    def no_socket(*_: object) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    pool = make_pool(("127.0.0.1", 1), on_unreachable=lambda: unreachable.append(1))
+    monkeypatch.setattr("aiogw.upstream.pool.socket.socket", no_socket)
+    outcome = await post(pool)
+    assert isinstance(outcome.error, UpstreamUnavailable)
+    assert told == len(unreachable)
+
+
+async def test_a_name_that_cannot_be_written(rig: Rig) -> None:
+    """It is one that cannot be resolved, and not a request that hangs."""
+    outcome = await post(make_pool(("a" * 70, 80)))
+    assert isinstance(outcome.error, UpstreamUnavailable)
+    assert outcome.error.reason == "its name cannot be resolved"
+
+
+async def test_a_mistake_while_connecting(rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """Whatever goes wrong, who waits for the response is told."""
+
+    async def broken(_pool: UpstreamPool) -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(UpstreamPool, "connect", broken)
+    outcome = await post(make_pool(("127.0.0.1", 1)))
+    assert isinstance(outcome.error, UpstreamUnavailable)
+    assert "in a way it should not" in caplog.text
