@@ -164,7 +164,6 @@ class Gateway:
             with self._service.reloading():
                 config = self._reread()
                 self._refuse_what_is_fixed(config)
-                tls = _tls(config)
                 read = credentials.load(config)
                 changes = await self._lanes.prepare(config, read)
             if self._stopping.is_set():
@@ -182,7 +181,7 @@ class Gateway:
         self._listeners[0].change(
             max_connections=config.server.max_connections,
             unacknowledged_seconds=_unacknowledged_seconds(config),
-            ssl_context=tls,
+            ssl_context=read.server_context,
         )
         self._say_if_too_few_descriptors()
         self._ask_around()
@@ -398,10 +397,6 @@ class Gateway:
     def _keeps_up(self) -> bool:
         # Each is asked, whatever the others say: its next answer rests on this one.
         return False not in [listener.keeps_up() for listener in self._listeners]
-
-
-def _tls(config: Config) -> ssl.SSLContext | None:
-    return credentials.load(config).server_context
 
 
 def _unacknowledged_seconds(config: Config) -> float:

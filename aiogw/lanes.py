@@ -119,14 +119,14 @@ class Lanes:
     def newcomers_wait_seconds(self) -> dict[str, float]:
         """How long a request that came now would probably wait, at each that has a queue."""
         return {
-            name: lane.gate.estimated_wait_seconds(ahead=reading.waiting) if reading.makes_newcomers_wait else 0.0
+            name: lane.gate.place_seconds() * (reading.waiting + 1) if reading.makes_newcomers_wait else 0.0
             for name, lane in self._living()
             if (reading := lane.gate.statistics()).cap is not None
         }
 
     def place_seconds(self) -> dict[str, float]:
         """How long each queue takes to move up by one place, by the estimate that clients are told."""
-        return {name: lane.gate.estimated_wait_seconds(ahead=0) for name, lane in self._living()}
+        return {name: lane.gate.place_seconds() for name, lane in self._living()}
 
     def at_work(self, upstream: str) -> int:
         """Sequences at the engines of an upstream that answer, as far as they went through here."""

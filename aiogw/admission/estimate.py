@@ -20,31 +20,37 @@ REMEMBERED = 64  # mutant: a choice, which the tests read from here
 UNKNOWN_SLOT_SECONDS = 1.0  # mutant: a choice, which the tests read from here
 
 # A place in the queue goes to whoever comes first, so not every place is left for those who were told to come back.
-# scripts/bench retries: at three to four times no more of them find one, and a herd takes longer than a minute.
-PLACES_PER_RETURN = 2  # mutant: a choice, which the tests read from here
+# scripts/bench retries: with two to three no more of them find one, and a herd takes longer than a minute.
+NEWCOMERS_PER_RETURN = 1  # mutant: a choice, which the tests read from here
 
 # How much later than expected they are told to come: so many standard deviations of so many grants.
 DEVIATIONS = 2  # mutant: a choice, which the tests read from here
 
+# Both in full where so many are out, and in proportion where fewer are: a few who are told to be that careful leave
+# slots idle, since they are all there is.
+MANY_RETURNS = 10  # mutant: a choice, which the tests read from here
+
 
 class SlotTimes:
-    """How long slots have been busy for each request that ended, over the last ``REMEMBERED`` ends.
+    """How long slots have been busy for each that was given back, over the last ``REMEMBERED`` requests that ended.
 
-    Busy time over ends is the mean work of a request, whatever the distribution of the times (the utilization law of
-    operational analysis: Denning and Buzen, ACM Computing Surveys 10(3), 1978).  What runs now counts with its age and
-    without an end, so the mean grows while an upstream hangs; and since what ran at the first of those ends counts from
-    then only, the ages of then and of now cancel out.
+    Busy time over ends is the mean time for which a slot is held, whatever the distribution of the times (the
+    utilization law of operational analysis: Denning and Buzen, ACM Computing Surveys 10(3), 1978).  What runs now
+    counts with its age and without an end, so the mean grows while an upstream hangs; and since what ran at the first
+    of those ends counts from then only, the ages of then and of now cancel out.
     """
 
     def __init__(self) -> None:
         self._slots_in_use = 0
         self._changed_at = 0.0  # mutant: no slot is in use before the first change
         self._slot_seconds = 0.0  # mutant: only differences count
-        self._slot_seconds_at_ends = deque([self._slot_seconds], maxlen=REMEMBERED + 1)
+        self._slots_ended = 0  # mutant: only differences count
+        # After each end: the busy time, and the slots that have been given back.
+        self._ends = deque([(self._slot_seconds, self._slots_ended)], maxlen=REMEMBERED + 1)
 
     def __len__(self) -> int:
         """The number of ends the mean rests on."""
-        return len(self._slot_seconds_at_ends) - 1
+        return len(self._ends) - 1
 
     def take(self, slots: int, now: float) -> None:
         self._pass_time(now)
@@ -55,23 +61,25 @@ class SlotTimes:
         self._pass_time(now)
         self._slots_in_use -= slots
         if ended:
-            self._slot_seconds_at_ends.append(self._slot_seconds)
+            self._slots_ended += slots
+            self._ends.append((self._slot_seconds, self._slots_ended))
 
-    def grant_interval_seconds(self, running_slot_seconds: Collection[float], now: float) -> float:
-        """Seconds from one grant to the next while somebody waits; 0.0 when no slot is in use.
+    def slot_interval_seconds(self, running_seconds: Collection[float], now: float) -> float:
+        """Seconds from one slot that becomes free to the next; 0.0 when none is in use.
 
-        ``running_slot_seconds``: what each of those that run has used so far.  All of them say that a request takes at
-        least as much as the newest has; before anything has ended, the oldest is all there is to know.
+        ``running_seconds``: the ages of those that run.  All of them say that a slot is held for at least as long as
+        the newest has held its own; before anything has ended, the oldest is all there is to know.
         """
-        if not running_slot_seconds:
+        if not running_seconds:
             return 0.0
         self._pass_time(now)
         if len(self) == 0:
-            mean_slot_seconds = max(UNKNOWN_SLOT_SECONDS, *running_slot_seconds)
+            mean_seconds = max(UNKNOWN_SLOT_SECONDS, *running_seconds)
         else:
-            mean_slot_seconds = (self._slot_seconds - self._slot_seconds_at_ends[0]) / len(self)
-            mean_slot_seconds = max(mean_slot_seconds, min(running_slot_seconds))
-        return mean_slot_seconds / self._slots_in_use
+            slot_seconds, slots_ended = self._ends[0]
+            mean_seconds = (self._slot_seconds - slot_seconds) / (self._slots_ended - slots_ended)
+            mean_seconds = max(mean_seconds, min(running_seconds))
+        return mean_seconds / self._slots_in_use
 
     def _pass_time(self, now: float) -> None:
         self._slot_seconds += self._slots_in_use * (now - self._changed_at)
@@ -88,23 +96,34 @@ class Returns:
         self._due: Counter[int] = Counter()
 
     def retry_after_seconds(
-        self, now: float, *, ahead: int, grant_interval_seconds: float, minimum_seconds: int, maximum_seconds: int
+        self,
+        now: float,
+        *,
+        wait_seconds: float,
+        grant_interval_seconds: float,
+        minimum_seconds: int,
+        maximum_seconds: int,
     ) -> int:
         """The first whole second at which a place is likely: for ``Retry-After``, within the configured bounds.
 
-        By then the ``ahead`` who wait now are granted, and those who come back earlier have had their places.  The time
-        that so many grants take varies by about the root of their number.
+        By then who waits now is granted, which ``wait_seconds`` estimates for one more, and those who come back earlier
+        have had their places.  The time that so many grants take varies by about the root of their number.
+
+        How much room is left for that, and for newcomers, grows with the number of those who are out.
 
         Where that is beyond the maximum there is no right moment, and the least crowded one of the later half is told.
         """
         second = math.floor(now)
         for past in [due for due in self._due if due <= second]:  # mutant: this second is not read either
             del self._due[past]
+        crowding = min(1.0, self._due.total() / MANY_RETURNS)
+        places_per_return = 1 + NEWCOMERS_PER_RETURN * crowding
         earlier = 0
         for seconds in range(1, maximum_seconds + 1):  # mutant: of this second, all are forgotten
             earlier += self._due[second + seconds]
-            grants = ahead + 1 + PLACES_PER_RETURN * earlier
-            likely_seconds = grant_interval_seconds * (grants + DEVIATIONS * math.sqrt(grants))
+            expected_seconds = wait_seconds + grant_interval_seconds * places_per_return * earlier
+            deviation_seconds = math.sqrt(expected_seconds * grant_interval_seconds)
+            likely_seconds = expected_seconds + DEVIATIONS * crowding * deviation_seconds
             if minimum_seconds <= seconds and likely_seconds <= seconds:
                 break
         else:

@@ -135,8 +135,9 @@ class UpstreamGate:
         self._draining = False
         self._grants_total = 0
         self._refusals_total: Counter[str] = Counter()
-        self._positions: dict[int, int] = {}  # mutant: made anew at the first question, for the type only
-        self._positions_at = float("-inf")
+        # By number: the position, and the slots that are granted with it and before it.
+        self._places: dict[int, tuple[int, int]] = {}  # mutant: made anew at the first question, for the type only
+        self._places_at = float("-inf")
 
     def enter(
         self,
@@ -167,21 +168,21 @@ class UpstreamGate:
             self._refuse_hopeless(admission, limits)
         if not self._queue.enter(admission):
             assert limits is not None
-            estimated_seconds = self._newcomer_waits_seconds()
+            estimated_seconds = self._newcomer_waits_seconds(admission.weight)
             raise self._counted(
                 QueueFull(
                     upstream=self._upstream,
                     cap=self._queue.statistics().cap or limits.cap,
                     queue_limit=limits.queue_limit,
                     estimated_seconds=estimated_seconds,
-                    retry_after_seconds=self._retry_after_seconds(),
+                    retry_after_seconds=self._retry_after_seconds(admission.weight),
                 )
             )
         if admission.state is TicketState.HOLDING:
             self._grant([admission])
         elif places is not None and self._queue.waiting_of(holder) > places:
             self._leave(admission)
-            raise self._counted(self._places_taken_error(places))
+            raise self._counted(self._places_taken_error(places, admission.weight))
         else:
             admission.waited = True
             admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
@@ -196,14 +197,14 @@ class UpstreamGate:
         waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > (statistics.cap or limits.cap)
         if not waits or statistics.waiting >= limits.queue_limit or len(self._slot_times) < ENOUGH:
             return
-        estimated_seconds = self._newcomer_waits_seconds()
+        estimated_seconds = self._newcomer_waits_seconds(admission.weight)
         if estimated_seconds > limits.queue_timeout_seconds:
             raise self._counted(
                 QueueTooSlow(
                     upstream=self._upstream,
                     estimated_seconds=estimated_seconds,
                     queue_timeout_seconds=limits.queue_timeout_seconds,
-                    retry_after_seconds=self._retry_after_seconds(),
+                    retry_after_seconds=self._retry_after_seconds(admission.weight),
                 )
             )
 
@@ -241,24 +242,42 @@ class UpstreamGate:
             self._leave(admission)
             self._refuse(admission, self._counted(self._draining_error()))
 
-    def estimated_wait_seconds(self, ahead: int) -> float:
-        """The wait of a request with ``ahead`` others before it, from how long slots have been and are being held."""
-        return self._grant_interval_seconds() * (ahead + 1)
+    def place_seconds(self) -> float:
+        """How long the queue takes to move up by one place, the last of which would be a newcomer's."""
+        return self._newcomer_waits_seconds(weight=1) / (self._queue.statistics().waiting + 1)
 
-    def _grant_interval_seconds(self) -> float:
+    def _estimated_wait_seconds(self, slots: int) -> float:
+        """The wait of a request that is granted with ``slots``, its own and those of all before it together.
+
+        What is free already need not become so.  Whoever waits, waits for the end of a whole request at the least.
+        """
+        queue = self._queue.statistics()
+        free = 0 if queue.cap is None else queue.cap - queue.slots_in_use  # mutant: nobody waits without a cap
+        slot_interval_seconds = self._slot_interval_seconds()
+        return max(slot_interval_seconds * (slots - free), slot_interval_seconds * self._mean_weight())
+
+    def _slot_interval_seconds(self) -> float:
         now = self._loop.time()
-        running = [one.weight * (now - one.granted_at) for one in self._holding if one.granted_at is not None]
-        return self._slot_times.grant_interval_seconds(running, now)
+        running = [now - one.granted_at for one in self._holding if one.granted_at is not None]
+        return self._slot_times.slot_interval_seconds(running, now)
+
+    def _mean_weight(self) -> float:
+        """Of those that run."""
+        return self._queue.statistics().slots_in_use / max(1, len(self._holding))
 
     def _outlook(self, admission: Admission) -> Outlook:
         if admission.state is not TicketState.WAITING:
             return Outlook(position=0, estimated_seconds=0.0)
         now = self._loop.time()
-        if now >= self._positions_at + POSITIONS_SECONDS or admission.number not in self._positions:
-            self._positions = {waiting.number: position for position, waiting in enumerate(self._queue.in_line())}
-            self._positions_at = now
-        position = self._positions[admission.number]
-        return Outlook(position=position, estimated_seconds=self.estimated_wait_seconds(position))
+        if now >= self._places_at + POSITIONS_SECONDS or admission.number not in self._places:
+            self._places = {}
+            slots = 0
+            for position, waiting in enumerate(self._queue.in_line()):
+                slots += waiting.weight
+                self._places[waiting.number] = (position, slots)
+            self._places_at = now
+        position, slots = self._places[admission.number]
+        return Outlook(position=position, estimated_seconds=self._estimated_wait_seconds(slots))
 
     def statistics(self) -> GateStatistics:
         queue = self._queue.statistics()
@@ -358,12 +377,12 @@ class UpstreamGate:
 
     def _expire(self, admission: Admission) -> None:
         self._leave(admission)
-        estimated_seconds = self._newcomer_waits_seconds()
+        estimated_seconds = self._newcomer_waits_seconds(admission.weight)
         error = QueueTimeout(
             upstream=self._upstream,
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
             estimated_seconds=estimated_seconds,
-            retry_after_seconds=self._retry_after_seconds(),
+            retry_after_seconds=self._retry_after_seconds(admission.weight),
         )
         self._refuse(admission, self._counted(error))
 
@@ -386,26 +405,26 @@ class UpstreamGate:
             return TooManySequences(upstream=self._upstream, sequences=admission.weight, cap=largest)
         return UpstreamUnavailable(upstream=self._upstream, reason="no endpoint with room for it answers")
 
-    def _newcomer_waits_seconds(self) -> float:
-        return self.estimated_wait_seconds(self._queue.statistics().waiting)
+    def _newcomer_waits_seconds(self, weight: int) -> float:
+        return self._estimated_wait_seconds(self._queue.statistics().slots_wanted + weight)
 
-    def _retry_after_seconds(self) -> int:
+    def _retry_after_seconds(self, weight: int) -> int:
         assert self._limits is not None
         return self._returns.retry_after_seconds(
             self._loop.time(),
-            ahead=self._queue.statistics().waiting,
-            grant_interval_seconds=self._grant_interval_seconds(),
+            wait_seconds=self._newcomer_waits_seconds(weight),
+            grant_interval_seconds=self._slot_interval_seconds() * self._mean_weight(),
             minimum_seconds=self._limits.retry_after_min_seconds,
             maximum_seconds=self._limits.retry_after_max_seconds,
         )
 
-    def _places_taken_error(self, places: int) -> QueuePlacesTaken:
-        estimated_seconds = self._newcomer_waits_seconds()
+    def _places_taken_error(self, places: int, weight: int) -> QueuePlacesTaken:
+        estimated_seconds = self._newcomer_waits_seconds(weight)
         return QueuePlacesTaken(
             upstream=self._upstream,
             queue_places=places,
             estimated_seconds=estimated_seconds,
-            retry_after_seconds=self._retry_after_seconds(),
+            retry_after_seconds=self._retry_after_seconds(weight),
         )
 
     def _draining_error(self) -> Draining:

@@ -69,12 +69,16 @@ T = TypeVar("T", bound=Ticket)
 
 @frozen(kw_only=True)
 class QueueStatistics:
-    """Slots in use and requests waiting, with their limits; ``cap``, that of this moment, None: unlimited."""
+    """Slots in use and requests waiting, with their limits; ``cap``, that of this moment, None: unlimited.
+
+    ``slots_wanted`` is what those who wait claim together.
+    """
 
     cap: int | None
     slots_in_use: int
     queue_limit: int
     waiting: int
+    slots_wanted: int
 
 
 class FairQueue(Generic[T]):
@@ -89,6 +93,7 @@ class FairQueue(Generic[T]):
         # An ordered dict, not a deque: whoever leaves from the middle of a long queue is found at once.
         self._waiting: OrderedDict[T, None] = OrderedDict()
         self._waiting_by_holder: Counter[str | None] = Counter()
+        self._slots_wanted = 0
 
     def __repr__(self) -> str:
         cap = "unlimited" if self._capacity.cap is None else self._capacity.cap
@@ -108,7 +113,7 @@ class FairQueue(Generic[T]):
             self._hold(ticket)
         elif len(self._waiting) < self._queue_limit:
             self._waiting[ticket] = None
-            self._waiting_by_holder[ticket.holder] += 1
+            self._now_waits(ticket)
         else:
             ticket.state = TicketState.LEFT
             return False
@@ -151,7 +156,7 @@ class FairQueue(Generic[T]):
         for other in (ticket, *reversed(before)):
             self._waiting[other] = None
             self._waiting.move_to_end(other, last=False)
-        self._waiting_by_holder[ticket.holder] += 1
+        self._now_waits(ticket)
         return self._advance()
 
     @property
@@ -190,10 +195,16 @@ class FairQueue(Generic[T]):
             slots_in_use=self._capacity.in_use,
             queue_limit=self._queue_limit,
             waiting=len(self._waiting),
+            slots_wanted=self._slots_wanted,
         )
+
+    def _now_waits(self, ticket: T) -> None:
+        self._waiting_by_holder[ticket.holder] += 1
+        self._slots_wanted += ticket.weight
 
     def _no_longer_waits(self, ticket: T) -> None:
         del self._waiting[ticket]
+        self._slots_wanted -= ticket.weight
         self._waiting_by_holder[ticket.holder] -= 1
         if not self._waiting_by_holder[ticket.holder]:
             del self._waiting_by_holder[ticket.holder]  # mutant: nothing is as much as none, and only kept for ever

@@ -228,8 +228,7 @@ class Client:
         if self._retries == 1:
             world.outcome.counts["first retries admitted"] += 1
         if admission.waited:
-            # What its outlook says at this moment, without counting all places anew.
-            self._estimated_seconds = world.gate.estimated_wait_seconds(admission.position)
+            self._estimated_seconds = admission.outlook().estimated_seconds
 
     def _granted(self, admission: Admission) -> None:
         world = self._world

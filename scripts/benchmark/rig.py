@@ -34,13 +34,13 @@ class StubControl:
 
     async def prepare(self, *, hold_ms: float = 0, interval_ms: float = 10, events: int = 1_000_000) -> None:
         """Behave like this from now on, and forget what was; the requests of before have to be over first."""
+        order = {"hold_ms": hold_ms, "interval_ms": interval_ms, "events": events}
         for _ in range(QUIET_POLLS):
-            if not (await self.account())["in_flight"]:
-                break
+            # One question and not two, between which a request could begin.
+            if not (await self._ask("/__prepare", order))["in_flight"]:
+                return
             await asyncio.sleep(QUIET_POLL_SECONDS)
-        else:
-            raise TimeoutError("requests of the measurement before did not end")
-        await self._ask("/__prepare", {"hold_ms": hold_ms, "interval_ms": interval_ms, "events": events})
+        raise TimeoutError("requests of the measurement before did not end")
 
     async def account(self) -> dict[str, Any]:
         return await self._ask("/__account", {})

@@ -48,6 +48,7 @@ AMPLE_QUEUE = 4096
 
 OPEN_CLIENTS = 5000
 OPEN_CLIENTS_QUEUE = 64
+STARTS = 5
 # As if each of them came back after ten seconds.
 ARRIVALS_PER_SECOND = 500
 
@@ -432,7 +433,7 @@ async def start(bench: Bench) -> list[Figure]:
     cpu_ms = _samples()
     resident_mib = _samples()
     setting = bench.setting(cap=CAP, queue_limit=AMPLE_QUEUE)
-    for _ in range(5):
+    for _ in range(STARTS):
         for name, program_of in (("aiogw", gateway), ("HAProxy", haproxy)):
             if name == "HAProxy" and not bench.with_haproxy:
                 continue
@@ -448,7 +449,7 @@ async def start(bench: Bench) -> list[Figure]:
         for samples in (ready_ms, cpu_ms, resident_mib)
     )
     return [
-        of_programs("start: until ready, median of 5", "ms", "wall", ready, at_most(600, issue=7)),
+        of_programs(f"start: until ready, median of {STARTS}", "ms", "wall", ready, at_most(600, issue=7)),
         of_programs("start: CPU until ready", "ms", "cpu", cpu),
         of_programs("start: resident when idle", "MiB", "count", resident, at_most(45, issue=7)),
     ]

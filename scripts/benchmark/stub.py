@@ -5,6 +5,7 @@ outlive whoever started it.  It answers ``POST`` on any path as a chat completio
 told what to do next by its client:
 
     POST /__prepare  {"hold_ms": 20, "interval_ms": 10, "events": 1000}    forget the account, behave like this
+        (only while nothing is in flight, which the account in the answer tells)
     POST /__account  {}                                                    the account so far, as JSON
 
 Everything it sends carries ``@NANOSECONDS@`` of the monotonic clock, which all processes of a machine share: so a
@@ -111,7 +112,7 @@ class Stub:
         self.events = 0
 
     def control(self, path: bytes, body: bytes) -> dict[str, Any]:
-        if path == b"/__prepare":
+        if path == b"/__prepare" and not self.account.in_flight:
             order = json.loads(body)
             self.hold_seconds = order["hold_ms"] / 1000
             self.interval_seconds = order["interval_ms"] / 1000

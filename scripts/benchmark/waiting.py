@@ -19,8 +19,7 @@ from benchmark.peers import ROOT, Program, gateway, haproxy
 from benchmark.rig import LEGS, RAMP_SECONDS, Bench, Window
 
 if TYPE_CHECKING:
-    from aiogw.admission.gate import Admission
-    from aiogw.lanes import Lanes
+    from aiogw.admission.gate import Admission, UpstreamGate
 
 CAP = 6
 AMPLE_QUEUE = 4096
@@ -92,8 +91,7 @@ async def depth(bench: Bench) -> list[Figure]:
 
 async def _verbs(waiting: int) -> dict[str, list[float]]:
     """Microseconds of this thread's own time for each call of each verb while ``waiting`` wait."""
-    lanes = await _lanes(queue_limit=waiting + 1)
-    (address,) = lanes.upstreams
+    gate = _gate(queue_limit=waiting + 1)
     chance = random.Random(waiting)
     holding: list[Admission] = []
     line: list[Admission] = []
@@ -114,7 +112,7 @@ async def _verbs(waiting: int) -> dict[str, list[float]]:
         raise error
 
     def enter() -> Admission:
-        return lanes.gate.enter(address, 1, granted=take, refused=refused)
+        return gate.enter(1, granted=take, refused=refused)
 
     # Some have ended, so that there is an estimate to be made at each entry.
     for _ in range(100):
@@ -139,27 +137,25 @@ async def _verbs(waiting: int) -> dict[str, list[float]]:
         raise RuntimeError(f"{len(line)} wait and {len(holding)} hold")
     for admission in [*reversed(line), *holding]:
         admission.leave()
-    lanes.close()
     return spent
 
 
-async def _lanes(*, queue_limit: int) -> Lanes:
+def _gate(*, queue_limit: int) -> UpstreamGate:
     """The gate as the gateway builds it from the configuration that is shipped."""
     # Here, so that a benchmark of anything else neither needs nor loads it.
-    from aiogw import config
-    from aiogw.lanes import Lanes
+    from aiogw import assembly, config
+    from aiogw.admission.gate import UpstreamGate
 
     shipped = tomllib.loads((ROOT / "etc" / "gateway.toml").read_text())
-    shipped["upstreams"] = {"reasoning": shipped["upstreams"]["reasoning"]}
     shipped["upstreams"]["reasoning"]["admission"] |= {
         "engine_slots": CAP + 1,
         "cap": CAP,
         "queue_limit": queue_limit,
         "queue_timeout_seconds": 3600,
     }
-    lanes = Lanes()
-    lanes.commit(await lanes.prepare(config.loads(tomli_w.dumps(shipped))))
-    return lanes
+    upstream = config.loads(tomli_w.dumps(shipped)).upstreams["reasoning"]
+    limits = assembly.limits(upstream)
+    return UpstreamGate(loop=asyncio.get_running_loop(), upstream="reasoning", limits=limits)
 
 
 # -- the hand-over --------------------------------------------------------------------------------------------------

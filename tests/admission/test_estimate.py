@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from aiogw.admission.estimate import (
     DEVIATIONS,
-    PLACES_PER_RETURN,
+    MANY_RETURNS,
+    NEWCOMERS_PER_RETURN,
     REMEMBERED,
     UNKNOWN_SLOT_SECONDS,
     Returns,
@@ -48,8 +49,8 @@ class Slots:
 
     @property
     def interval_seconds(self) -> float:
-        running = [weight * (self.now - since) for weight, since in self.running]
-        return self.times.grant_interval_seconds(running, self.now)
+        running = [self.now - since for _weight, since in self.running]
+        return self.times.slot_interval_seconds(running, self.now)
 
 
 # -- the estimate ---------------------------------------------------------------------------------------------------
@@ -85,13 +86,20 @@ def test_idle_time_is_not_busy() -> None:
     assert 4.0 == slots.interval_seconds
 
 
-def test_a_heavy_request_is_as_much_work_as_its_slots() -> None:
-    """Three slots for ten seconds are thirty of one; while three are in use, that is ten from grant to grant."""
+def test_a_heavy_request_gives_back_as_many_slots() -> None:
+    """Three slots for ten seconds are ten for each; while two are in use, one of them is free after five."""
     slots = Slots().ran(10, weight=3)
     slots.take(1)
-    assert 30.0 == slots.interval_seconds
-    slots.take(2)
     assert 10.0 == slots.interval_seconds
+    slots.take(1)
+    assert 5.0 == slots.interval_seconds
+
+
+def test_a_heavy_end_counts_as_so_many_slots() -> None:
+    """One slot for two seconds and three for ten: 32 seconds for four slots."""
+    slots = Slots().ran(2).ran(10, weight=3)
+    slots.take(1)
+    assert 8.0 == slots.interval_seconds
 
 
 def test_slots_that_are_given_back_unused_are_no_end() -> None:
@@ -195,7 +203,16 @@ def test_an_estimate_is_finite_and_not_negative(ended: list[tuple[float, int]], 
 
 def told(returns: Returns, now: float = 0.0, **changes: float) -> int:
     arguments = {"ahead": 0, "grant_interval_seconds": 1.0, "minimum_seconds": 1, "maximum_seconds": 60, **changes}
+    arguments["wait_seconds"] = (arguments.pop("ahead") + 1) * arguments["grant_interval_seconds"]
     return returns.retry_after_seconds(now, **arguments)  # type: ignore[arg-type]
+
+
+def crowded() -> Returns:
+    """Many are out, and none of them comes back within the next minute but one."""
+    returns = Returns()
+    for _ in range(MANY_RETURNS):
+        told(returns, minimum_seconds=120, maximum_seconds=120)
+    return returns
 
 
 def likely(grants: int) -> int:
@@ -205,43 +222,62 @@ def likely(grants: int) -> int:
 
 @pytest.mark.parametrize("ahead", [0, 1, 3, 8, 20])
 def test_one_is_told_when_who_waits_now_has_probably_been_granted(ahead: int) -> None:
-    """As many grants as wait and one more, and the spread of so many random ends on top."""
-    assert likely(ahead + 1) == told(Returns(), ahead=ahead)
+    """As many grants as wait and one more; where many are out, the spread of so many random ends on top."""
+    assert ahead + 1 == told(Returns(), ahead=ahead)
+    assert likely(ahead + 1) == told(crowded(), ahead=ahead)
+
+
+def test_care_grows_with_the_number_of_those_who_are_out() -> None:
+    """Up to what is enough for many."""
+    returns = Returns()
+    moments = []
+    for out in range(2 * MANY_RETURNS):
+        moments.append(told(returns, ahead=24))
+        # Put out of the way of the next: what grows is the care, and not the number of those who come earlier.
+        returns._due.clear()
+        returns._due[1000] = out + 1
+    expected = [math.ceil(25 + DEVIATIONS * min(1, out / MANY_RETURNS) * 5) for out in range(2 * MANY_RETURNS)]
+    assert expected == moments
 
 
 def test_a_second_that_fits_exactly_is_not_too_early() -> None:
     """Four grants of a second each and their spread are eight seconds, not nine."""
-    assert 4 + DEVIATIONS * 2 == told(Returns(), ahead=3)
-    assert 4 + DEVIATIONS * 2 + 1 == told(Returns(), ahead=3, grant_interval_seconds=1.0001)
+    assert 4 + DEVIATIONS * 2 == told(crowded(), ahead=3)
+    assert 4 + DEVIATIONS * 2 + 1 == told(crowded(), ahead=3, grant_interval_seconds=1.0001)
 
 
 def test_faster_grants_bring_them_back_earlier() -> None:
     """The moment is a time and not a number of places."""
-    assert math.ceil(likely(16) / 4) == told(Returns(), ahead=15, grant_interval_seconds=0.25)
+    assert 16 / 4 == told(Returns(), ahead=15, grant_interval_seconds=0.25)
+    assert math.ceil(likely(16) / 4) == told(crowded(), ahead=15, grant_interval_seconds=0.25)
 
 
 def test_each_is_told_a_place_of_its_own() -> None:
     """Who is refused later comes back later, when those before it have had their places and newcomers theirs."""
-    returns = Returns()
+    returns = crowded()
     moments: list[int] = []
     for _ in range(12):
         moments.append(told(returns))
         earlier = sum(moment <= moments[-1] for moment in moments[:-1])
         assert moments[-1] == max(moments)
-        assert moments[-1] >= 1 + PLACES_PER_RETURN * earlier + DEVIATIONS * math.sqrt(1 + PLACES_PER_RETURN * earlier)
-    assert likely(1 + 11 * PLACES_PER_RETURN) == moments[-1]
+        grants = 1 + (1 + NEWCOMERS_PER_RETURN) * earlier
+        assert moments[-1] >= grants + DEVIATIONS * math.sqrt(grants)
+    assert likely(1 + 11 * (1 + NEWCOMERS_PER_RETURN)) == moments[-1]
+
+
+def test_a_few_do_not_leave_much_idle() -> None:
+    """One slot of a second and one place behind it: three who are refused come back hardly slower than it serves."""
+    returns = Returns()
+    assert [2, 4, 6] == [told(returns, ahead=1) for _ in range(3)]
 
 
 def test_who_has_come_back_counts_no_more() -> None:
     """A moment that is over, this very second included, is nobody's any more."""
-    returns = Returns()
-    first = told(returns, now=100.5)
-    assert told(Returns()) == first
-    assert told(returns, now=100.9) > first
-    later = Returns()
-    told(later, now=100.5)
-    assert first + PLACES_PER_RETURN - 1 <= told(later, now=100.5 + first - 1)
-    assert first == told(later, now=200.0)
+    first = told(Returns(), ahead=3)
+    for now, counts in ((100.9, True), (100.5 + first - 1, True), (100.5 + first, False), (200.0, False)):
+        returns = Returns()
+        assert first == told(returns, now=100.5, ahead=3)
+        assert counts == (told(returns, now=now, ahead=3) > first)
 
 
 def test_moments_are_those_of_the_clock() -> None:
@@ -258,7 +294,7 @@ def test_moments_are_those_of_the_clock() -> None:
 )
 def test_retry_after_is_whole_and_bounded(interval_seconds: float, expected: int) -> None:
     """Rounded up, so that nobody comes back too early, and never outside what the operator allows."""
-    assert expected == told(Returns(), grant_interval_seconds=interval_seconds, minimum_seconds=5, maximum_seconds=20)
+    assert expected == told(crowded(), grant_interval_seconds=interval_seconds, minimum_seconds=5, maximum_seconds=20)
 
 
 def test_one_bound_for_both_is_that() -> None:
@@ -284,7 +320,7 @@ def test_beyond_the_maximum_they_are_spread_over_the_later_half() -> None:
 
 def test_the_maximum_itself_can_be_the_right_moment() -> None:
     """Where many come back in each second, two may be told the last one before anybody has to be told a wrong one."""
-    returns = Returns()
+    returns = crowded()
     moments = [told(returns, ahead=165, grant_interval_seconds=0.1, maximum_seconds=20) for _ in range(2)]
     assert [20, 20] == moments
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aiogw.admission.door import Gate
-from aiogw.admission.estimate import DEVIATIONS, ENOUGH
+from aiogw.admission.estimate import ENOUGH, UNKNOWN_SLOT_SECONDS
 from aiogw.admission.gate import POSITIONS_SECONDS, Admission, UpstreamGate
 from aiogw.admission.queue import TicketState
 from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
@@ -607,20 +606,20 @@ def measure(house: House, *, held_seconds: float, times: int) -> None:
         caller.admission.leave()
 
 
-def refused(house: House) -> Refusal:
+def refused(house: House, *, weight: int = 1) -> Refusal:
     with pytest.raises(Refusal) as caught:
-        house.enter("late")
+        house.enter("late", weight=weight)
     return caught.value
 
 
 def test_retry_after_has_the_right_magnitude() -> None:
-    """Two slots, each held for ten seconds, four in line: 25 seconds for the next, and the spread of five ends."""
+    """Two slots, each held for ten seconds, four in line: 25 seconds for the next."""
     house = House(cap=2, queue_limit=4)
     measure(house, held_seconds=10, times=ENOUGH - 1)
     house.fill("abcdef")
     error = refused(house)
     assert 25.0 == error.estimated_seconds
-    assert math.ceil(25 + 5 * DEVIATIONS * math.sqrt(5)) == error.retry_after_seconds
+    assert 25 == error.retry_after_seconds
 
 
 def test_a_heavy_request_is_estimated_by_its_slots() -> None:
@@ -631,12 +630,73 @@ def test_a_heavy_request_is_estimated_by_its_slots() -> None:
         house.loop.pass_time(10)
         heavy.admission.leave()
     heavy = house.enter("heavy", weight=2)
-    assert 10.0 == house.gate.estimated_wait_seconds(0)
+    assert 10.0 == house.gate.place_seconds()
     house.loop.pass_time(12)
     # Twenty seconds for two ends, and the third has run for twelve: 64 seconds of slots.
-    assert 16.0 == house.gate.estimated_wait_seconds(0)
+    assert 16.0 == house.gate.place_seconds()
     heavy.admission.leave()
-    assert 0.0 == house.gate.estimated_wait_seconds(0)
+    assert 0.0 == house.gate.place_seconds()
+
+
+def test_slots_are_waited_for_and_not_requests() -> None:
+    """Three slots of ten seconds, and in line two that want all of them: each waits for as many ends as it wants."""
+    house = House(cap=3, queue_limit=2, queue_timeout_seconds=1000)
+    measure(house, held_seconds=10, times=ENOUGH)
+    house.fill("abc")
+    heavies = [house.enter(name, weight=3) for name in "de"]
+    assert [10.0, 20.0] == [one.admission.outlook().estimated_seconds for one in heavies]
+    light = refused(house)
+    assert 70 / 3 == pytest.approx(light.estimated_seconds)
+    heavy = refused(house, weight=3)
+    assert 30.0 == pytest.approx(heavy.estimated_seconds)
+    assert heavy.retry_after_seconds > light.retry_after_seconds
+    assert 70 / 9 == pytest.approx(house.gate.place_seconds())
+    heavies[0].admission.leave()
+    assert 40 / 6 == pytest.approx(house.gate.place_seconds())
+
+
+def test_a_heavy_request_without_a_place_of_its_own_is_told_so() -> None:
+    """Whose holder has too many waiting is told the time for all the slots it wants."""
+    house = House(cap=2, queue_limit=5)
+    house.enter("a", weight=2)
+    with pytest.raises(QueuePlacesTaken) as caught:
+        house.enter("b", weight=2, holder="x", places=0)
+    assert caught.value.estimated_seconds == UNKNOWN_SLOT_SECONDS
+    house.loop.pass_time(10)
+    with pytest.raises(QueuePlacesTaken) as late:
+        house.enter("c", weight=2, holder="x", places=0)
+    assert late.value.estimated_seconds == 10
+
+
+def test_a_heavy_request_that_would_time_out_is_refused_at_entry() -> None:
+    """In the same place a light one may wait."""
+    house = House(cap=3, queue_limit=9, queue_timeout_seconds=60)
+    measure(house, held_seconds=50, times=ENOUGH)
+    house.fill("abcd")
+    with pytest.raises(QueueTooSlow) as caught:
+        house.enter("heavy", weight=3)
+    assert 200 / 3 == pytest.approx(caught.value.estimated_seconds)
+    house.enter("e")
+    assert 2 == house.gate.statistics().waiting
+
+
+def test_what_is_free_already_is_not_waited_for() -> None:
+    """Of three slots one is free, and the head wants two: one more has to become so."""
+    house = House(cap=3, queue_limit=9, queue_timeout_seconds=1000)
+    measure(house, held_seconds=10, times=ENOUGH)
+    house.fill("ab")
+    head = house.enter("head", weight=2)
+    assert Outlook(position=0, estimated_seconds=5.0) == head.admission.outlook()
+    assert Outlook(position=1, estimated_seconds=10.0) == house.enter("next").admission.outlook()
+
+
+def test_where_nobody_waits_there_is_a_pace_all_the_same() -> None:
+    """Status asks every gate for it, also one without a cap."""
+    house = House(cap=None)
+    assert 0.0 == house.gate.place_seconds()
+    house.enter("a")
+    house.loop.pass_time(4)
+    assert 4.0 == house.gate.place_seconds()
 
 
 def test_before_an_end_a_heavy_request_has_used_all_its_slots() -> None:
@@ -644,7 +704,7 @@ def test_before_an_end_a_heavy_request_has_used_all_its_slots() -> None:
     house = House(cap=2)
     house.enter("heavy", weight=2)
     house.loop.pass_time(10)
-    assert 10.0 == house.gate.estimated_wait_seconds(0)
+    assert 10.0 == house.gate.place_seconds()
 
 
 def test_who_is_put_back_holds_nothing_and_has_not_ended() -> None:
@@ -658,10 +718,10 @@ def test_who_is_put_back_holds_nothing_and_has_not_ended() -> None:
     assert gone.admission.put_back()
     house.loop.pass_time(4)
     # Nothing has ended, and the one that holds its slot has done so for eight seconds.
-    assert 8.0 == house.gate.estimated_wait_seconds(0)
+    assert 8.0 == house.gate.place_seconds()
     stays.admission.leave()
     # One end after eight seconds, and four that were spent in vain.
-    assert 12.0 == house.gate.estimated_wait_seconds(0)
+    assert 12.0 == house.gate.place_seconds()
 
 
 def test_those_who_are_refused_together_come_back_apart() -> None:
@@ -708,7 +768,7 @@ def test_retry_after_before_anything_has_ended() -> None:
     # Two that have run for ten seconds each, and no end: ten seconds for an end, of one slot in two.
     error = refused(house)
     assert 5.0 == error.estimated_seconds
-    assert 5 * (1 + DEVIATIONS) == error.retry_after_seconds
+    assert 5 == error.retry_after_seconds
 
 
 def test_a_timeout_has_a_retry_after_as_well() -> None:
@@ -829,7 +889,8 @@ def test_a_holder_has_so_many_places_and_no_more() -> None:
         house.enter("e", holder="x", places=2)
     assert (caught.value.upstream, caught.value.queue_places) == ("reasoning", 2)
     assert caught.value.retry_after_seconds == 20
-    assert caught.value.estimated_seconds == house.gate.estimated_wait_seconds(3)
+    # Three wait already, and nothing is known of how long a slot is held.
+    assert caught.value.estimated_seconds == 4 * UNKNOWN_SLOT_SECONDS
     with pytest.raises(QueuePlacesTaken):
         house.enter("f", holder="y", places=1)
     assert house.loop.armed == armed

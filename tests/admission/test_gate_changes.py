@@ -285,7 +285,7 @@ def test_who_leaves_after_being_put_back_holds_nothing_any_more() -> None:
     house.loop.advance(4)
     assert bounced(house, a)
     a.admission.leave()
-    assert 4 == house.gate.estimated_wait_seconds(0)
+    assert 4 == house.gate.place_seconds()
     assert {c.admission} == set(house.gate._queue.in_line())
     b.admission.leave()
     assert (1, 0) == (house.gate.statistics().slots_in_use, house.gate.statistics().waiting)

@@ -100,12 +100,12 @@ def test_time_to_settle_counts_as_held() -> None:
     a.admission.leave(aborted=True)
     house.loop.advance(2)
     # Nothing has ended yet, and what settles has been held for eight seconds.
-    assert 8 == house.gate.estimated_wait_seconds(0)
+    assert 8 == house.gate.place_seconds()
     house.loop.advance(2)
-    assert 10 == house.gate.estimated_wait_seconds(0)
+    assert 10 == house.gate.place_seconds()
     house.loop.advance(2)
     # One end after ten seconds, and one that has run for two since.
-    assert 12 == house.gate.estimated_wait_seconds(0)
+    assert 12 == house.gate.place_seconds()
 
 
 def test_a_time_out_or_a_drain_while_slots_settle() -> None:

@@ -227,8 +227,8 @@ def test_statistics() -> None:
     """The counts come with their limits."""
     queue = Queue(cap=3, queue_limit=7)
     enter(queue, 2, 2, 1)
-    assert QueueStatistics(cap=3, slots_in_use=2, queue_limit=7, waiting=2) == queue.statistics()
-    assert QueueStatistics(cap=None, slots_in_use=0, queue_limit=0, waiting=0) == (
+    assert QueueStatistics(cap=3, slots_in_use=2, queue_limit=7, waiting=2, slots_wanted=3) == queue.statistics()
+    assert QueueStatistics(cap=None, slots_in_use=0, queue_limit=0, waiting=0, slots_wanted=0) == (
         Queue(cap=None, queue_limit=0).statistics()
     )
 

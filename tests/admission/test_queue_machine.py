@@ -174,6 +174,7 @@ class QueueMachine(RuleBasedStateMachine):
         # The account and the queue agree.
         assert statistics.slots_in_use == self.held()
         assert statistics.waiting == len(self.waiting)
+        assert statistics.slots_wanted == sum(one.weight for one in self.waiting)
         assert list(self.queue.in_line()) == self.waiting
         for holder in "pqr":
             assert self.queue.waiting_of(holder) == sum(one.holder == holder for one in self.waiting)

@@ -421,8 +421,8 @@ async def test_brackets_without_end(rig: Rig, surface: Surface, body: bytes, pro
 MANY = {
     "numbers": b'{"role":"user","content":[' + b"0," * 500_000 + b"0]}",
     "strings": b'{"role":"user","content":"' + b"," * 500_001 + b'"}',
-    "objects": b'{"role":"user","content":[' + b"{}," * 100_000 + b"{}]}",
-    "nested": b'{"role":"user","content":' + (b"[" * 300 + b"]" * 300) * 400 + b"}",
+    "objects": b'{"role":"user","content":[' + b"{}," * 300_000 + b"{}]}",
+    "nested": b'{"role":"user","content":' + (b"[" * 300 + b"]" * 300) * 1001 + b"}",
 }
 
 
