@@ -37,6 +37,7 @@ from aiogw.errors import (
 )
 from aiogw.record import CLIENT_GONE, COMPLETED, RequestRecord, request_id_from
 from aiogw.routing import Routes
+from aiogw.turnstile import Turnstile
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -164,6 +165,7 @@ def canonicalise(*, routes: Routes, limits: Callable[[], BodyLimits], budget: Bo
     The body is read before the gate, because aiohttp stops reading from a connection whose body is left alone, and a
     connection that is not read cannot be seen to close (measured with aiohttp 3.14: from about 525 kB).
     """
+    turnstile = Turnstile()
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -174,7 +176,7 @@ def canonicalise(*, routes: Routes, limits: Callable[[], BodyLimits], budget: Bo
             return _respond(request, endpoint.answer(routes.models_in(request[HOLDER].models), request.query))
         held = request[HELD_BODY] = budget.hold()
         try:
-            call = await _read_call(request, dialect, endpoint, routes, limits())
+            call = await _read_call(request, dialect, endpoint, routes, limits(), turnstile)
             if isinstance(call, Document):
                 return _respond(request, call)
             request[CALL] = call
@@ -187,10 +189,16 @@ def canonicalise(*, routes: Routes, limits: Callable[[], BodyLimits], budget: Bo
 
 
 async def _read_call(
-    request: web.Request, dialect: Dialect, endpoint: RelayEndpoint, routes: Routes, limits: BodyLimits
+    request: web.Request,
+    dialect: Dialect,
+    endpoint: RelayEndpoint,
+    routes: Routes,
+    limits: BodyLimits,
+    turnstile: Turnstile,
 ) -> Call | Document:
     """A function of its own, so that no frame that outlives it keeps the body of a request that has been sent on."""
     body = await _read_body(request, limits)
+    await turnstile.wait()
     record = request[RECORD]
     record.request_bytes = len(body)
     content_type = request.headers.get("content-type", "")
