@@ -66,10 +66,9 @@ async def test_streams_end_in_the_old_process(rig: Rig, listening: socket.socket
     limits = {"cap": 20, "engine_slots": 21, "server": {"listen": at(listening), "drain_timeout_seconds": 60}}
     old = await rig.activated(upstream, sockets=[listening], **limits)
     clients = [await rig.post(old, OPENAI, tag, stream=True) for tag in range(20)]
-    heads = []
-    for number, client in enumerate(clients):
-        (await upstream.exchange(number)).begin_stream(*STREAM[:2])
-        heads.append(await client.read_head())
+    for tag in range(20):  # on connections of their own, which come in any order
+        (await upstream.tagged(tag)).begin_stream(*STREAM[:2])
+    heads = [await client.read_head() for client in clients]
     await stopping(old)
     late = [await RawClient.connect(listening.getsockname()) for _ in range(5)]
     for number, client in enumerate(late):
