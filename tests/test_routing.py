@@ -199,3 +199,21 @@ def test_learning_changes_no_other_route() -> None:
     known.learn("reasoning", [{"id": "org/big", "max_model_len": 5}])
     assert before == route("org/big")
     assert evolve(before, engine=evolve(before.engine, max_model_len=5)) == known.find("org/big")
+
+
+# -- other routes ---------------------------------------------------------------------------------------------------
+
+
+def test_routes_are_replaced_and_what_upstreams_told_is_still_known() -> None:
+    """At a reload: of those that are still served, and at once, not after the next time they are asked."""
+    known = routes()
+    card = {"id": "org/big", "created": 5, "max_model_len": 40960}
+    known.learn("reasoning", [card])
+    known.learn("embeddings", [{"id": "small", "max_model_len": 512}])
+    known.replace([route("org/big"), route("alias", of="org/big")])
+    assert 40960 == known.find("alias").engine.max_model_len
+    assert [40960, 40960] == [model.max_model_len for model in known.models]
+    with pytest.raises(UnknownModel):
+        known.find("small")
+    known.replace([route("small", "embeddings")])
+    assert known.find("small").engine.max_model_len is None
