@@ -59,3 +59,10 @@ def test_a_request_that_was_refused_says_when_to_come_back() -> None:
     """As its client was told."""
     told = story(outcome="queue_full", phase="queue", ended_by="gateway", status=503, retry_after_seconds=7)
     assert told.endswith("(queue_full); the client was told 503, and to come back in 7 s")
+
+
+def test_a_refusal_after_a_sign_was_an_event() -> None:
+    """Its status was a 200 by then, which has no time to come back in."""
+    told = story(outcome="queue_timeout", phase="queue", ended_by="gateway", status=200, retry_after_seconds=7)
+    assert "the client, which had a 200 already, was told so by an event" in told
+    assert "come back" not in told

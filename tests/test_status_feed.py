@@ -117,6 +117,18 @@ async def test_closing_ends_all(source: Source) -> None:
     assert 0 == feed.watchers
 
 
+async def test_the_last_change_is_told(source: Source) -> None:
+    """How the last requests ended is known before the feed ends with the gateway."""
+    feed = Feed(source.read)
+    async with aclosing(feed.events()) as events:
+        await following(events)
+        source.change(time=2.0, ended=["a"])
+        feed.close()
+        assert ("change", {"time": 2.0, "ended": ["a"]}) == await following(events)
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+
+
 async def test_a_reading_that_fails_is_not_the_end(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     """It is in the log, and the next one is told."""
     async with aclosing(Feed(source.read).events()) as events:

@@ -115,6 +115,9 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
     detail = f": {told['detail']}" if "detail" in told else ""
     status = f"; the client was told {told['status']}" if "status" in told else "; the client was told no status"
     again = f", and to come back in {told['retry_after_seconds']} s" if "retry_after_seconds" in told else ""
+    if told.get("status") == 200 and "retry_after_seconds" in told:
+        # It had had a sign of life while it waited, and with it a status and all the fields there are.
+        status, again = "; the client, which had a 200 already, was told so by an event", ""
     yield _moment(
         ended_at, f"ended by the {told.get('ended_by', '-')}: {why}{where} ({outcome}{detail}){status}{again}"
     )

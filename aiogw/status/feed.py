@@ -48,8 +48,10 @@ class Feed:
                 self._ticking = asyncio.create_task(self._tick())
             seen = self._number
             yield self._snapshot_event()
-            while not self._closed:
+            while True:
                 if seen == self._number:
+                    if self._closed:
+                        return
                     await self._ticked.wait()
                     continue
                 behind = self._number - seen
@@ -61,7 +63,9 @@ class Feed:
                 self._stop()
 
     def close(self) -> None:
-        """End all events."""
+        """End all events, after a last one: how those ended that ran until now."""
+        if self._ticking is not None and not self._closed:
+            self._look(heartbeat=False)
         self._closed = True
         self._ticked.set()
         self._stop()
@@ -76,15 +80,20 @@ class Feed:
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
             silent_seconds += INTERVAL_SECONDS
-            try:
-                document = self._read()
-                change = difference(self._document, document | {"time": self._document["time"]})
-            except Exception:
-                log.exception("the status could not be read")
-                continue
-            if change or silent_seconds >= HEARTBEAT_SECONDS:
+            if self._look(heartbeat=silent_seconds >= HEARTBEAT_SECONDS):
                 silent_seconds = 0.0
-                self._advance(document, event("change", {"time": document["time"], **change}))
+
+    def _look(self, *, heartbeat: bool) -> bool:
+        """Tell what has changed, or with ``heartbeat`` that nothing has; whether there was something to tell."""
+        try:
+            document = self._read()
+            change = difference(self._document, document | {"time": self._document["time"]})
+        except Exception:
+            log.exception("the status could not be read")
+            return False
+        if change or heartbeat:
+            self._advance(document, event("change", {"time": document["time"], **change}))
+        return bool(change) or heartbeat
 
     def _advance(self, document: Document, change: bytes) -> None:
         self._number += 1
