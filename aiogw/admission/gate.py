@@ -172,7 +172,7 @@ class UpstreamGate:
             raise self._counted(
                 QueueFull(
                     upstream=self._upstream,
-                    cap=self._queue.statistics().cap or limits.cap,
+                    cap=self._queue.statistics().cap or limits.cap,  # mutant: with none, nobody comes as far as here
                     queue_limit=limits.queue_limit,
                     estimated_seconds=estimated_seconds,
                     retry_after_seconds=self._retry_after_seconds(admission.weight),
@@ -194,7 +194,8 @@ class UpstreamGate:
         Only where the estimate rests on enough requests that have ended, and somebody is really in front.
         """
         statistics = self._queue.statistics()
-        waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > (statistics.cap or limits.cap)
+        cap = statistics.cap or limits.cap  # mutant: with none, nobody comes as far as here
+        waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > cap
         if not waits or statistics.waiting >= limits.queue_limit or len(self._slot_times) < ENOUGH:
             return
         estimated_seconds = self._newcomer_waits_seconds(admission.weight)
@@ -217,9 +218,8 @@ class UpstreamGate:
         self._upstream = upstream
         self._limits = limits
         self._endpoints = dict(endpoints)
-        cap, queue_limit = (
-            (limits.cap, limits.queue_limit) if limits else (None, 0)
-        )  # mutant: nobody waits without a cap
+        cap = limits.cap if limits else None
+        queue_limit = limits.queue_limit if limits else 0  # mutant: nobody waits without a cap
         self._grant(self._queue.resize(cap=cap, queue_limit=queue_limit, endpoints=endpoints))
         for admission in [one for one in self._queue.in_line() if not self._queue.could_hold(one)]:
             if admission.state is TicketState.WAITING:
@@ -270,7 +270,7 @@ class UpstreamGate:
             return Outlook(position=0, estimated_seconds=0.0)
         now = self._loop.time()
         if now >= self._places_at + POSITIONS_SECONDS or admission.number not in self._places:
-            self._places = {}
+            self._places = {}  # mutant: only those would be kept who have left
             slots = 0
             for position, waiting in enumerate(self._queue.in_line()):
                 slots += waiting.weight
