@@ -57,8 +57,8 @@ class Gateway:
     """One gateway.  ``dialects`` is the registry; a test may serve one more.
 
     Raises ConfigError for a file that is named and cannot be used.  ``reread`` is asked for the configuration again at
-    each SIGHUP; it raises ConfigError, too.  ``environment`` is where the
-    service manager says what it passes and what it wants to hear.
+    each SIGHUP; it raises ConfigError, too.  ``environment`` is where the service manager says what it passes and what
+    it wants to hear.
     """
 
     def __init__(
@@ -174,6 +174,7 @@ class Gateway:
                 log.error("the configuration is not taken: %s", fault)
             return False
         except Exception:
+            # A mistake of ours, in a task that nobody awaits: the gauge has to say that nothing was taken.
             self._reload_successful = False
             log.exception("the configuration is not taken")
             return False

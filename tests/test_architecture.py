@@ -83,7 +83,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "listener": ("config", "sockets"),
         "sockets": ("config",),
         "service": ("sockets",),
-        "admission.door": ("errors", "admission.gate", "admission.readings"),
+        "admission.door": ("errors", "admission.gate"),
         "admission.gate": (
             "errors",
             "admission.capacity",

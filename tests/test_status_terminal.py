@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -83,3 +86,26 @@ def test_nothing_a_client_chose_is_obeyed() -> None:
     text = "\n".join(drawn(busy(hostile="\x1b[2J[red]x")))
     assert "�[2J[red]x" in text
     assert "\x1b[2J" not in text
+
+
+async def test_a_cancellation_that_is_swallowed_is_given_again() -> None:
+    """aiohttp can take one for a time-out; whoever leaves is let go all the same."""
+    swallowed = 0
+    listening = asyncio.Event()
+
+    async def documents() -> AsyncIterator[Document]:
+        nonlocal swallowed
+        yield busy()
+        for _ in range(2):
+            listening.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            swallowed += 1
+        await asyncio.Event().wait()
+
+    watching = asyncio.create_task(terminal.watch(documents(), Console(file=io.StringIO(), force_terminal=True)))
+    await listening.wait()
+    watching.cancel()
+    await asyncio.wait([watching], timeout=10)
+    assert watching.cancelled()
+    assert swallowed == 2

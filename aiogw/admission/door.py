@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from aiogw.admission.gate import Admission, UpstreamGate
-from aiogw.admission.readings import GateStatistics
 from aiogw.errors import GatewayError
 
 
@@ -50,6 +49,3 @@ class Gate:
     def drain(self) -> None:
         for gate in {*self._gates.values(), *self._left}:
             gate.drain()
-
-    def statistics(self, address: str) -> GateStatistics:
-        return self._gates[address].statistics()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable
 
@@ -58,9 +57,12 @@ async def watch(documents: AsyncIterator[Document], console: Console) -> None:
                 live.update(view(told, silent_seconds, width=console.width, height=console.height), refresh=True)
                 await asyncio.wait([listening], timeout=REFRESH_SECONDS)
     finally:
-        listening.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await listening
+        # Until it has ended: aiohttp can take a cancellation for a time-out, and ``follow`` would only try again.
+        while not listening.done():
+            listening.cancel()
+            await asyncio.wait([listening], timeout=REFRESH_SECONDS)
+        if not listening.cancelled():
+            listening.result()
 
 
 def view(told: Document, silent_seconds: float, *, width: int, height: int) -> RenderableType:

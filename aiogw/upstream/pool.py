@@ -145,9 +145,10 @@ class UpstreamCall:
             if self._listener is not None:
                 self._listener.response_failed(error)
         except Exception:
+            # Nobody awaits this task: whatever it is, the request that waits must not wait for ever.
             log.exception("a connection to an upstream failed in a way it should not")
             if self._listener is not None:
-                self._listener.response_failed(self._pool.unavailable("the connection failed"))
+                self._listener.response_failed(self._pool.unavailable("the connection failed", ours=True))
         else:
             if self._listener is None:
                 connection.abort()
@@ -338,7 +339,7 @@ async def _reach(addresses: deque[tuple[int, Any]]) -> socket.socket:
                 addresses.append((family, address))
             else:
                 failure = error
-        except BaseException:
+        except BaseException:  # cancelled
             sock.close()
             raise
         else:

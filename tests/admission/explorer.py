@@ -559,7 +559,7 @@ class World:
 
     def room(self) -> float:
         """What the cap leaves: of all slots, and at the endpoints that answer, one fewer than they have."""
-        free = self.cap - self.held() - self.gate.statistics(ADDRESS).slots_settling
+        free = self.cap - self.held() - self.upstream_gate.statistics().slots_settling
         if None in self.endpoints.values():
             return free
         if not self.endpoints:
@@ -591,7 +591,7 @@ class World:
 
     def check(self) -> None:
         """What must hold between any two callbacks."""
-        gate = self.gate.statistics(ADDRESS)
+        gate = self.upstream_gate.statistics()
         waiting = self.waiting()
         held = self.held()
         self.law(gate.slots_in_use <= held, f"no leak: {gate.slots_in_use} slots in use, {held} are held")
@@ -626,7 +626,7 @@ class World:
             self.law(request.task.done(), f"no lost wake-up: {request.name} {request.account} for ever")
             if request.task.done() and not request.task.cancelled() and request.task.exception() is not None:
                 self.law(False, f"{request.name} failed: {request.task.exception()!r}")
-        gate = self.gate.statistics(ADDRESS)
+        gate = self.upstream_gate.statistics()
         counts = (gate.slots_in_use, gate.slots_settling, gate.waiting)
         self.law(counts == (0, 0, 0), f"all counts are zero at the end: {counts}")
         self.law((self.grants, self.refusals) == (gate.grants_total, sum(gate.refusals_total.values())), "totals")

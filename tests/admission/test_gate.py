@@ -859,7 +859,7 @@ def test_gates_are_found_by_their_address() -> None:
     assert ["one:80 granted", "two:80 granted"] == told
     waiting = Caller("waiting", told)
     gate.enter("two:80", 1, granted=waiting.granted, refused=waiting.refused)
-    assert (0, 1) == (gate.statistics("one:80").waiting, gate.statistics("two:80").waiting)
+    assert (0, 1) == tuple(house.gate.statistics().waiting for house in houses.values())
     gate.drain()
     assert "waiting draining" == told[-1]
     for address in houses:

@@ -424,11 +424,6 @@ class Screen:
 
     async def leave(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        with contextlib.suppress(AssertionError):
-            await eventually(lambda: self.shows("") and self.process.poll() is not None, 10)
-            return self.process.returncode
-        # As one would: the first may have come in the middle of a reconnect.
-        self.process.send_signal(signal.SIGINT)
         await eventually(lambda: self.shows("") and self.process.poll() is not None, 15)
         return self.process.returncode
 
