@@ -227,17 +227,18 @@ def _top(address: object) -> int:
 
 
 def _explain(request_id: str, file: Path | None) -> int:
-    from aiogw.status.explain import tell
+    from aiogw.status.explain import ASK, Reading, tell
     from aiogw.status.figures import plain
 
     try:
         with sys.stdin if file is None else file.open(errors="replace") as lines:
-            story = list(tell(lines, request_id))
+            reading = Reading(lines)
+            story = list(tell(reading, request_id))
     except OSError as error:
         _say(f"{file}: {(error.strerror or str(error)).lower()}")
         return CANNOT_RUN
     if not story:
-        _say(f"no line about {plain(request_id)}")
+        _say(f"no line about {plain(request_id)} in {reading}; {ASK}")
         return CANNOT_RUN
     sys.stdout.writelines(f"{plain(line)}\n" for line in story)
     return OK

@@ -82,8 +82,9 @@ class RequestRecord:
 
     @property
     def read_seconds(self) -> float | None:
-        """From the arrival of the request's head to its entry at the gate: what its body took to come."""
-        return None if self.entered_at is None else self.entered_at - self.arrived_at
+        """From the arrival of the request's head to its entry at the gate, or past it: what its body took to come."""
+        until = self.granted_at if self.entered_at is None else self.entered_at
+        return None if until is None else until - self.arrived_at
 
     @property
     def wait_seconds(self) -> float | None:
