@@ -7,6 +7,7 @@ are used for.
 from __future__ import annotations
 
 import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NewType, get_args, get_type_hints
@@ -17,7 +18,7 @@ from cattrs.errors import BaseValidationError
 from cattrs.gen import make_dict_structure_fn
 
 from aiogw.canonical import Engine
-from aiogw.config.faults import Finding, cross_faults, placed, value_faults
+from aiogw.config.faults import Finding, as_meant, as_written, cross_faults, placed, syntax_fault, value_faults
 from aiogw.config.positions import Key, line_and_column
 from aiogw.config.values import (
     Aliases,
@@ -241,7 +242,8 @@ def place(error: ConfigError, path: Path) -> ConfigError:
 
 def _read(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        # Editors of Windows begin a file with this mark, which is no part of its text.
+        content = path.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise ConfigError([Finding(text=(error.strerror or str(error)).lower(), place=str(path))]) from None
     try:
@@ -258,17 +260,26 @@ def loads(text: str) -> Config:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         # Not only TOMLDecodeError: an integer of thousands of digits and deep nesting have errors of their own.
-        raise ConfigError([Finding(text=f"not valid TOML: {error}")]) from None
-    findings: list[Finding] = []
-    config: Config | None = None
-    try:
-        config = _converter.structure(raw, Config)
-    except BaseValidationError as error:
-        findings = list(value_faults(error, _HOMES))
-    findings += cross_faults(raw)
+        raise ConfigError([syntax_fault(text, error)]) from None
+    misspelt: list[Finding] = []
+    while True:
+        config, findings = _structure(raw)
+        found = [one for one in findings if one.meant is not None]
+        if not found:
+            break
+        misspelt += found
+        raw = as_meant(raw, found)
+    findings = [*misspelt, *findings, *cross_faults(raw)]
     if findings or config is None:
-        raise ConfigError(findings)
+        raise ConfigError([as_written(one, misspelt) for one in findings])
     return config
+
+
+def _structure(raw: Mapping[str, Any]) -> tuple[Config | None, list[Finding]]:
+    try:
+        return _converter.structure(raw, Config), []
+    except BaseValidationError as error:
+        return None, list(value_faults(error, _HOMES, raw))
 
 
 def dumps(config: Config) -> str:
