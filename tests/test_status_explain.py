@@ -93,7 +93,7 @@ def test_a_refusal_after_a_sign_was_an_event() -> None:
 
 FULL = Occupancy(slots_in_use=5, slots_settling=1, cap=6, waiting=8, queue_limit=8)
 QUEUE: dict[str, Any] = {"upstream": "u", "occupancy": FULL, "estimated_seconds": 12.34567, "retry_after_seconds": 7}
-TAKEN = "u had 5 of 6 slots in use, 1 settling, and 8 others waiting (queue_limit is 8)"
+TAKEN = "u had 5 of 6 slots in use, 1 settling, and 8 of 8 places in its queue taken by others"
 ESTIMATE = "who came then would have waited about 12.3 s"
 
 
@@ -166,7 +166,7 @@ def test_a_request_that_takes_no_slot() -> None:
         5.0,
     )
     told = story(**record.fields()).splitlines()
-    assert ["arrived; its body has 0 B", "1.000 s  until all of it was there and valid"] == [
+    assert ["arrived (2026-12-01, UTC); its body has 0 B", "1.000 s  until all of it was there and valid"] == [
         line.strip() if line.lstrip()[1] == "." else line[17:] for line in told[1:3]
     ]
     assert told[3].endswith("went on to u, without a slot")

@@ -142,7 +142,10 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
     model = f", model {told['model']}" if "model" in told else ""
     key = f", key {told['key']}" if "key" in told else ""
     yield f"{told['request_id']}: {told.get('method', '-')} {told.get('path', '-')}{model}{key}"
-    yield _moment(arrived_at, f"arrived; its body has {figures.size(int(told.get('request_bytes', 0)))}")
+    yield _moment(
+        arrived_at,
+        f"arrived ({arrived_at:%Y-%m-%d}, UTC); its body has {figures.size(int(told.get('request_bytes', 0)))}",
+    )
     if "upstream" in told and "read_seconds" not in told:
         yield _moment(ended_at, f"came to the gate of {told['upstream']}")
     since, left = arrived_at, duration
@@ -202,7 +205,7 @@ def _figures(told: Mapping[str, Any]) -> Iterator[str]:
     if "slots_in_use" in told:
         settling = "" if int(told["slots_settling"]) == 0 else f", {told['slots_settling']} settling"
         slots = f"{told['slots_in_use']} of {told['cap']} slots in use{settling}"
-        waiting = f"{told['waiting']} others waiting (queue_limit is {told['queue_limit']})"
+        waiting = f"{told['waiting']} of {told['queue_limit']} places in its queue taken by others"
         yield f"{told.get('upstream', '-')} had {slots}, and {waiting}"
     elif "cap" in told:
         yield f"it asked for {told.get('sequences', 1)}, and the cap was {told['cap']}"
