@@ -183,12 +183,12 @@ def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
     """What is known of the way, in order: name, seconds, and what comes at its end."""
     names = ("wait", "read", "first_byte", "answer")
     wait, read, first, answer = (_seconds(told, f"{name}_seconds") for name in names)
-    if read is not None:
+    if read is not None and wait is None:
+        yield "until all of it was there and valid", read, f"went on to {told.get('upstream', '-')}, without a slot"
+    elif read is not None:
         position = told.get("position")
         ahead = f" with {position} ahead of it" if position is not None else ""
-        gate = f"came to the gate of {told.get('upstream', '-')}{ahead}"
-        by = f"went on to {told.get('upstream', '-')}, without a slot"
-        yield "until all of it was there and valid", read, gate if wait is not None else by
+        yield "until all of it was there and valid", read, f"came to the gate of {told.get('upstream', '-')}{ahead}"
     at = f", to {told['endpoint']}" if "endpoint" in told else ""
     again = f", {told['put_back']} times anew because its endpoint was gone" if "put_back" in told else ""
     if wait is not None:
