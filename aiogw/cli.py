@@ -294,6 +294,12 @@ def _explain(request_id: str, file: Path | None) -> int:
 def _run(loaded: config.Config, reread: Callable[[], config.Config], dialects: tuple[Dialect, ...]) -> int:
     # Until the gateway has handlers of its own there is nothing to drain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(OK))
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # A socket in the place of one that is closed: libuv ends the process when it is to close that.
+            os.open(os.devnull, os.O_RDWR)
     # Imported here, so that check and show answer at once and do not need an event loop.
     import uvloop
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rig import RawClient, eventually
 
 from aiogw import __version__, cli, config
 
@@ -285,6 +287,25 @@ def test_it_runs_until_it_is_told_to_stop(file: Callable[..., Path]) -> None:
         out, err = process.communicate(timeout=20)
     assert (0, "") == (process.returncode, out)
     assert err.splitlines()[-1].endswith("stopped")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+async def test_it_runs_without_standard_streams(file: Callable[..., Path], tmp_path: Path, closed: str) -> None:
+    """Who starts it with them closed has a gateway that serves, and that ends in order."""
+    path = tmp_path / "gateway.sock"
+    arguments = [*COMMAND, "--config", str(file(('\nlisten = "127.0.0.1:0"', f'\nlisten = "unix:{path}"')))]
+    process = await asyncio.create_subprocess_exec("sh", "-c", f'exec "$@" {closed}', "sh", *arguments)
+    try:
+        await eventually(path.exists)
+        client = await RawClient.connect(str(path))
+        await client.request("GET", "/v1/models", None)
+        assert 200 == (await client.response()).status
+        client.close()
+        process.terminate()
+        assert 0 == await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
 
 
 TOLD_WHILE_IT_STARTS = """
