@@ -20,7 +20,6 @@ from aiogw.errors import (
     Draining,
     GatewayError,
     InternalFault,
-    Occupancy,
     QueueFull,
     QueuePlacesTaken,
     QueueTimeout,
@@ -172,7 +171,7 @@ class UpstreamGate:
             raise self._counted(
                 QueueFull(
                     upstream=self._upstream,
-                    occupancy=self._occupancy(),
+                    occupancy=self.statistics().occupancy,
                     estimated_seconds=estimated_seconds,
                     retry_after_seconds=self._retry_after_seconds(admission.weight),
                 )
@@ -202,7 +201,7 @@ class UpstreamGate:
             raise self._counted(
                 QueueTooSlow(
                     upstream=self._upstream,
-                    occupancy=self._occupancy(),
+                    occupancy=self.statistics().occupancy,
                     estimated_seconds=estimated_seconds,
                     queue_timeout_seconds=limits.queue_timeout_seconds,
                     retry_after_seconds=self._retry_after_seconds(admission.weight),
@@ -380,7 +379,7 @@ class UpstreamGate:
         estimated_seconds = self._newcomer_waits_seconds(admission.weight)
         error = QueueTimeout(
             upstream=self._upstream,
-            occupancy=self._occupancy(),
+            occupancy=self.statistics().occupancy,
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
             estimated_seconds=estimated_seconds,
             retry_after_seconds=self._retry_after_seconds(admission.weight),
@@ -423,21 +422,10 @@ class UpstreamGate:
         estimated_seconds = self._newcomer_waits_seconds(weight)
         return QueuePlacesTaken(
             upstream=self._upstream,
-            occupancy=self._occupancy(),
+            occupancy=self.statistics().occupancy,
             queue_places=places,
             estimated_seconds=estimated_seconds,
             retry_after_seconds=self._retry_after_seconds(weight),
-        )
-
-    def _occupancy(self) -> Occupancy:
-        queue = self._queue.statistics()
-        settling = sum(admission.weight for admission in self._settling)
-        return Occupancy(
-            slots_in_use=queue.slots_in_use - settling,
-            slots_settling=settling,
-            cap=queue.cap or 0,  # mutant: with none, nobody is refused by the queue
-            waiting=queue.waiting,
-            queue_limit=queue.queue_limit,
         )
 
     def _draining_error(self) -> Draining:
