@@ -210,10 +210,10 @@ class RelayedRequest:
     def _granted(self, admission: Admission) -> None:
         try:
             self._begin(admission)
-        except Exception as error:
-            # The gate, which logs it and refuses, has never heard of an id.
-            error.add_note(f"request_id={self._record.request_id}")
-            raise
+        except Exception:
+            # Not left to the gate, which has never heard of an id.
+            log.exception("it failed when its turn had come", extra={"fields": self._named})
+            self.fail(InternalFault())
 
     def _begin(self, admission: Admission) -> None:
         self._admission = admission
@@ -262,10 +262,10 @@ class RelayedRequest:
         self._take_call()
         # Whoever closed the connection, only an engine that was never reached is surely not at work.
         self._left_at_work = not isinstance(error, UpstreamUnavailable)
-        if self._left_at_work or not self._wait_again():
+        if self._left_at_work or not self._wait_again(error):
             self.fail(error)
 
-    def _wait_again(self) -> bool:
+    def _wait_again(self, error: UpstreamFault) -> bool:
         """Not one byte has gone out, and the endpoint is none any more: another one may have a slot, now or later."""
         if self._admission is None:
             return False
@@ -273,7 +273,8 @@ class RelayedRequest:
         endpoint, self._record.times_put_back = self._record.endpoint, self._record.times_put_back + 1
         waits = self._admission.put_back()  # it may be granted again before this returns
         if waits:
-            log.info("it waits again, its endpoint is gone", extra={"fields": {**self._named, "endpoint": endpoint}})
+            fields = {**self._named, "endpoint": endpoint, "detail": error.detail}
+            log.info("it waits again, its endpoint is gone", extra={"fields": fields})
         else:
             self._record.granted_at = granted_at
             self._record.times_put_back -= 1

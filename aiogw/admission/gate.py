@@ -167,13 +167,11 @@ class UpstreamGate:
                 raise self._counted(self._unservable_error(admission))
             self._refuse_hopeless(admission, limits)
         if not self._queue.enter(admission):
-            assert limits is not None
             estimated_seconds = self._newcomer_waits_seconds(admission.weight)
             raise self._counted(
                 QueueFull(
                     upstream=self._upstream,
-                    cap=self._queue.statistics().cap or limits.cap,  # mutant: with none, nobody comes as far as here
-                    queue_limit=limits.queue_limit,
+                    occupancy=self.statistics().occupancy,
                     estimated_seconds=estimated_seconds,
                     retry_after_seconds=self._retry_after_seconds(admission.weight),
                 )
@@ -203,6 +201,7 @@ class UpstreamGate:
             raise self._counted(
                 QueueTooSlow(
                     upstream=self._upstream,
+                    occupancy=self.statistics().occupancy,
                     estimated_seconds=estimated_seconds,
                     queue_timeout_seconds=limits.queue_timeout_seconds,
                     retry_after_seconds=self._retry_after_seconds(admission.weight),
@@ -380,6 +379,7 @@ class UpstreamGate:
         estimated_seconds = self._newcomer_waits_seconds(admission.weight)
         error = QueueTimeout(
             upstream=self._upstream,
+            occupancy=self.statistics().occupancy,
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
             estimated_seconds=estimated_seconds,
             retry_after_seconds=self._retry_after_seconds(admission.weight),
@@ -422,6 +422,7 @@ class UpstreamGate:
         estimated_seconds = self._newcomer_waits_seconds(weight)
         return QueuePlacesTaken(
             upstream=self._upstream,
+            occupancy=self.statistics().occupancy,
             queue_places=places,
             estimated_seconds=estimated_seconds,
             retry_after_seconds=self._retry_after_seconds(weight),
