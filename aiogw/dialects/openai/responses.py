@@ -131,8 +131,8 @@ class PassThrough:
         text = "keep-alive"
         if estimated_seconds is not None:
             text = f"queued: {position} ahead, about {estimated_seconds:.0f} s to wait"
-        # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.  Whoever gives
-        # its events ids gives them to the first and to the last, and nobody looks for them in those between.
+        # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.  Where
+        # events have ids, the first and the last have them, and nobody looks for them in those between.
         if self._has_ids or _ID.search(self._passed):
             self._has_ids = True
             return f": {text}\n".encode()
