@@ -92,6 +92,7 @@ class RelayedRequest:
         self._admission: Admission | None = None
         self._call: UpstreamCall | None = None
         self._left_at_work = False
+        self._flows = False
         self._error_head: ResponseHead | None = None
         self._error_body = bytearray()
         self._last_byte_at: float | None = None
@@ -258,6 +259,17 @@ class RelayedRequest:
         else:
             self._step(head, data, False)
 
+    def response_data(self, data: bytes) -> None:
+        """A read that brought a token or two: the way that is gone most often by far."""
+        if not self._flows:
+            self.response_step(None, data, False)
+            return
+        self._last_byte_at = time.monotonic()
+        try:
+            self.stream.send(self._encoder.feed(data, last=False))
+        except Exception as error:
+            self._fail_on_answer(error)
+
     def response_failed(self, error: UpstreamFault) -> None:
         self._take_call()
         # Whoever closed the connection, only an engine that was never reached is surely not at work.
@@ -283,11 +295,14 @@ class RelayedRequest:
     def _step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
         try:
             self._take(head, data, ended)
-        except GatewayError as error:
-            self.fail(error)
-        except Exception:
-            log.exception("it failed on its upstream's answer", extra={"fields": self._named})
-            self.fail(InternalFault())
+        except Exception as error:
+            self._fail_on_answer(error)
+
+    def _fail_on_answer(self, error: Exception) -> None:
+        if not isinstance(error, GatewayError):
+            log.error("it failed on its upstream's answer", exc_info=error, extra={"fields": self._named})
+            error = InternalFault()
+        self.fail(error)
 
     def _take(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
         if self._ended.done():
@@ -304,6 +319,7 @@ class RelayedRequest:
         out = self._encoder.feed(data, last=ended)
         starting = None if self.stream.started else self._encoder.head
         self.stream.send(out, head=starting, last=ended)
+        self._flows = self.stream.started and self._last_byte_at is not None
         if ended:
             self._record.usage = self._encoder.usage
         if ended and not self._ended.done():
