@@ -247,6 +247,13 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
     declared = request.content_length or 0
     if declared > limits.max_bytes:
         raise BodyTooLarge(limit_bytes=limits.max_bytes)
+    if coding is None and request.content.is_eof():
+        # It came together with its head, as nearly all do.
+        body = request.content.read_nowait()
+        if len(body) > limits.max_bytes:
+            raise BodyTooLarge(limit_bytes=limits.max_bytes)
+        held.resize(len(body))
+        return body
     # All that is announced is held from the beginning, so that no upload is turned away halfway because of another.
     held.resize(declared)
     asks = request.version >= (1, 1) and request.headers.get("expect", "").lower() == "100-continue"

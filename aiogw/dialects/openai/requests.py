@@ -160,8 +160,8 @@ def _sequences(operation: Operation, peek: _Peek) -> int:
 def _count(raw: msgspec.Raw) -> int:
     """A count as vLLM's lax models read it: 6, 6.0 and "6" are six; what they refuse counts as 1."""
     text = bytes(raw)
-    if not text or text[:1] in (b"[", b"{"):
-        return 1  # and not read: it may be as large, and as deep, as a body may be
+    if text == b"1" or text[:1] in (b"[", b"{"):
+        return 1  # and a list is not read: it may be as large, and as deep, as a body may be
     try:
         value = json.loads(text)
         number = math.nan if isinstance(value, bool) else float(value)
