@@ -6,6 +6,7 @@ What is measured is as small as it can be, and nobody looks at the figures: this
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ async def test_every_scenario_measures(monkeypatch: pytest.MonkeyPatch, tmp_path
     from benchmark import codecs, keys, rig, scenarios, waiting
     from benchmark import retries as closed_loop
     from benchmark.load import connect
-    from benchmark.peers import stub_upstream
+    from benchmark.peers import Gateway, stub_upstream
 
     modules = (rig, scenarios, waiting, codecs, keys, closed_loop)
     for module in modules:
@@ -60,7 +61,7 @@ async def test_every_scenario_measures(monkeypatch: pytest.MonkeyPatch, tmp_path
         bench = rig.Bench(
             seconds=0.1,
             surfaces=("openai",),
-            with_haproxy=False,
+            launchers=(Gateway(),),
             directory=tmp_path,
             stub=rig.StubControl(stub, control),
             progress=lambda _detail: None,
@@ -71,3 +72,32 @@ async def test_every_scenario_measures(monkeypatch: pytest.MonkeyPatch, tmp_path
             assert figures, name
             assert all(figure.name.startswith(name) for figure in figures)
         control.abort()
+
+
+def bench_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``scripts/bench`` as it is called, on this source tree."""
+    command = [sys.executable, SCRIPTS / "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_revision_is_measured_beside_the_work_tree() -> None:
+    """``--compare`` starts the gateway of a commit as well, and gives it a column and a ratio."""
+    if subprocess.run(["git", "-C", SCRIPTS, "rev-parse", "HEAD"], capture_output=True).returncode:
+        pytest.skip("not a git checkout")
+    done = bench_run("--compare", "HEAD", "--seconds", "0.2", "--no-peers", "whole")
+    assert done.returncode == 0, done.stderr + done.stdout
+    headings = done.stdout.splitlines()[0].split()
+    name = headings[4]
+    assert headings[3:6] == ["aiogw", name, f":{name}"]
+    row = next(line for line in done.stdout.splitlines() if line.startswith("whole: CPU per 1 KiB request, /v1"))
+    ratio = float(row.split()[11])
+    assert 0.2 < ratio < 5
+    assert f"{name} is HEAD" in done.stdout
+
+
+def test_a_revision_that_is_not_there_is_said() -> None:
+    """An unknown name for --compare is a fault in how it was called, found before anything is started."""
+    done = bench_run("--compare", "no-such-branch", "whole")
+    assert done.returncode == 2
+    assert "no-such-branch" in done.stderr
+    assert not done.stdout

@@ -15,6 +15,8 @@ import httptools
 from attrs import frozen
 
 STAMP = re.compile(rb"@(\d+)@")
+# Every client shows it; only the gateway asks.
+KEY = "sk-aiogw-bench-7d1f0c5e2b9a48636f"
 PATHS = {"openai": "/v1/chat/completions", "anthropic": "/llm/v1/messages"}
 # A client that was refused comes back after this; without a pause a few clients would be a storm.
 REFUSED_PAUSE_SECONDS = 0.02
@@ -36,7 +38,7 @@ def request(surface: str, *, tag: int = 0, stream: bool = False, body_bytes: int
 def post(path: str, body: bytes) -> bytes:
     head = (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: aiogw-bench\r\naccept: */*\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer {KEY}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

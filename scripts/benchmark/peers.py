@@ -14,18 +14,20 @@ import sys
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from attrs import frozen
 
-from benchmark.load import connect
+from benchmark.load import KEY, connect
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_SECONDS = 20
 STOP_TIMEOUT_SECONDS = 5
+SCRAPE_INTERVAL_SECONDS = 1
 
 # Debian puts haproxy where only root looks.
 PROGRAM_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
@@ -101,32 +103,76 @@ def stub_upstream(directory: Path) -> Iterator[Program]:
         yield Program(name="direct", port=int(said), pid=started.pid, speaks=("openai",))
 
 
-@asynccontextmanager
-async def gateway(setting: Setting) -> AsyncIterator[Program]:
-    """``python -m aiogw`` with everything switched on: a log line for each request, and the metrics."""
-    port, admin_port = _free_ports(2)
-    # From the shipped file, so that whatever is added to it one day is on without anybody thinking of the benchmark.
-    config = tomllib.loads((ROOT / "etc" / "gateway.toml").read_text())
-    config["server"] |= {
-        "listen": f"127.0.0.1:{port}",
-        "admin_listen": f"127.0.0.1:{admin_port}",
-        "log_level": "info",
-        "drain_timeout_seconds": 1,
-    }
-    upstream = config["upstreams"]["reasoning"]
-    upstream["url"] = f"http://127.0.0.1:{setting.upstream_port}"
-    upstream["admission"] |= {
-        "engine_slots": setting.cap + 1,
-        "cap": setting.cap,
-        "queue_limit": setting.queue_limit,
-        "queue_timeout_seconds": setting.queue_timeout_seconds,
-    }
-    config["upstreams"] = {"reasoning": upstream}
-    path, log = setting.directory / "gateway.toml", setting.directory / "gateway.log"
-    path.write_text(tomli_w.dumps(config))
-    with _process([sys.executable, "-m", "aiogw", "--config", str(path)], log) as started:
-        await _ready(started, "aiogw", log, admin_port, path="/readyz")
-        yield Program(name="aiogw", port=port, pid=started.pid, speaks=("openai", "anthropic"))
+# A program of the comparison, started with a setting and stopped at the end of the ``async with``.
+Launcher = Callable[[Setting], AbstractAsyncContextManager[Program]]
+
+
+@frozen(kw_only=True)
+class Gateway:
+    """``python -m aiogw`` of the source tree ``root``, everything switched on: keys, a log line for each request, and
+    metrics that are scraped."""
+
+    name: str = "aiogw"
+    root: Path = ROOT
+
+    @asynccontextmanager
+    async def __call__(self, setting: Setting) -> AsyncIterator[Program]:
+        port, admin_port = _free_ports(2)
+        path, log = setting.directory / f"{self.name}.toml", setting.directory / f"{self.name}.log"
+        key_file = setting.directory / "key"
+        key_file.touch(mode=0o600)
+        key_file.write_text(KEY)
+        try:
+            path.write_text(tomli_w.dumps(self._config(setting, port, admin_port, key_file)))
+        except (KeyError, TypeError, OSError) as error:
+            raise ProgramFailed(f"{self.name} has no etc/gateway.toml that can be used here: {error!r}") from None
+        command = [sys.executable, "-m", "aiogw", "--config", str(path)]
+        with _process(command, log, root=self.root) as started:
+            await _ready(started, self.name, log, admin_port, path="/readyz")
+            scraping = asyncio.create_task(_scrape(admin_port))
+            try:
+                yield Program(name=self.name, port=port, pid=started.pid, speaks=("openai", "anthropic"))
+                if scraping.done():
+                    raise ProgramFailed(f"{self.name} was no longer scraped: {scraping.exception()!r}")
+            finally:
+                scraping.cancel()
+                await asyncio.gather(scraping, return_exceptions=True)
+
+    def _config(self, setting: Setting, port: int, admin_port: int, key_file: Path) -> dict[str, Any]:
+        # From the file that this tree ships, so that it has this tree's keys, and whatever is added to it one day is on
+        # without anybody thinking of the benchmark.
+        config = tomllib.loads((self.root / "etc" / "gateway.toml").read_text())
+        config["server"] |= {
+            "listen": f"127.0.0.1:{port}",
+            "admin_listen": f"127.0.0.1:{admin_port}",
+            "log_level": "info",
+            "log_format": "json",
+            "drain_timeout_seconds": 1,
+        }
+        # More places than there are: it is the queue that fills.
+        holder = {"file": str(key_file), "models": "all", "queue_places": setting.queue_limit + 1}
+        config["auth"] = {"mode": "keys", "keys": {"bench": holder}}
+        upstream = config["upstreams"]["reasoning"]
+        upstream["url"] = f"http://127.0.0.1:{setting.upstream_port}"
+        upstream["admission"] |= {
+            "engine_slots": setting.cap + 1,
+            "cap": setting.cap,
+            "queue_limit": setting.queue_limit,
+            "queue_timeout_seconds": setting.queue_timeout_seconds,
+        }
+        config["upstreams"] = {"reasoning": upstream}
+        return config
+
+
+async def _scrape(admin_port: int) -> None:
+    """Ask for the metrics as Prometheus does, though more often than anybody lets it."""
+    while True:
+        await asyncio.sleep(SCRAPE_INTERVAL_SECONDS)
+        connection = await connect(admin_port)
+        answer = await connection.send(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\naccept-encoding: gzip\r\n\r\n")
+        connection.abort()
+        if answer.status != 200:
+            raise ConnectionError(f"/metrics answered {answer.status}")
 
 
 @asynccontextmanager
@@ -163,12 +209,18 @@ def haproxy_version() -> str | None:
 
 
 @contextmanager
-def _process(command: Sequence[str], log: Path, *, pipes: bool = False) -> Iterator[subprocess.Popen[bytes]]:
-    """``pipes``: standard input and output are ours; otherwise the output goes to ``log``."""
+def _process(
+    command: Sequence[str], log: Path, *, root: Path = ROOT, pipes: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``pipes``: standard input and output are ours; otherwise the output goes to ``log``.
+
+    Python finds the packages that lie in ``root`` before those that are installed.
+    """
     with log.open("wb") as output:
         started = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=root,
+            env=os.environ | {"PYTHONPATH": str(root)},
             stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
             stdout=subprocess.PIPE if pipes else output,
             stderr=output,

@@ -12,7 +12,7 @@ from typing import Any, Self
 from attrs import field, frozen
 
 from benchmark.load import ClientConnection, connect, post, request
-from benchmark.peers import Program, Setting, gateway, haproxy
+from benchmark.peers import Launcher, Program, Setting
 
 # Each figure is taken in so many legs, the programs in turn, so that a busy moment does not hit one of them alone.
 LEGS = 2
@@ -85,11 +85,11 @@ class Window:
 
 @frozen(kw_only=True)
 class Bench:
-    """One run: what was asked for, and what it is measured with."""
+    """One run: what was asked for, and what it is measured with.  ``launchers``: of the gateway first."""
 
     seconds: float
     surfaces: tuple[str, ...]
-    with_haproxy: bool
+    launchers: tuple[Launcher, ...]
     directory: Path
     stub: StubControl
     progress: Callable[[str], None]
@@ -99,8 +99,9 @@ class Bench:
         return self.seconds / LEGS
 
     def turns(self, programs: Sequence[Program]) -> Iterator[Program]:
-        for _ in range(LEGS):
-            yield from programs
+        """There and back, so that a machine that slows down bit by bit does the same to all of them."""
+        for leg in range(LEGS):
+            yield from programs if leg % 2 == 0 else reversed(programs)
 
     def surfaces_of(self, program: Program) -> tuple[str, ...]:
         """The surfaces to ask ``program`` in: what was asked for, of what it speaks."""
@@ -117,16 +118,14 @@ class Bench:
 
     @asynccontextmanager
     async def programs(self, *, cap: int, queue_limit: int) -> AsyncIterator[list[Program]]:
-        """The gateway and, unless it is left out, HAProxy: fresh processes with this cap and queue, warmed up.
+        """The gateway and what it is compared with: fresh processes with this cap and queue, warmed up.
 
         A daemon has mostly been running for a while: what is loaded or built with the first request of a kind is not
         what a figure should be of.
         """
         setting = self.setting(cap=cap, queue_limit=queue_limit)
         async with AsyncExitStack() as stack:
-            programs = [await stack.enter_async_context(gateway(setting))]
-            if self.with_haproxy:
-                programs.append(await stack.enter_async_context(haproxy(setting)))
+            programs = [await stack.enter_async_context(launch(setting)) for launch in self.launchers]
             await self.stub.prepare()
             for program in programs:
                 for surface in program.speaks:

@@ -37,7 +37,7 @@ from benchmark.load import (
     connect_many,
     request,
 )
-from benchmark.peers import Program, gateway, haproxy
+from benchmark.peers import Program
 from benchmark.retries import retries
 from benchmark.rig import RAMP_SECONDS, Bench, Window
 from benchmark.waiting import WAITING
@@ -296,28 +296,24 @@ async def _arrive(
 # -- what things cost -----------------------------------------------------------------------------------------------
 
 
-def _key(program: Program, surface: str) -> str:
-    """The gateway has a figure for each surface."""
-    return surface if program.name == "aiogw" else program.name
-
-
-def _beside_haproxy(by_key: Mapping[str, T], surface: str) -> dict[str, T]:
-    """The gateway on ``surface`` beside HAProxy, for which all surfaces are alike."""
-    both = {"aiogw": by_key[surface]}
-    if "HAProxy" in by_key:
-        both["HAProxy"] = by_key["HAProxy"]
-    return both
+def _on(surface: str, by_key: Mapping[tuple[str, str], T]) -> dict[str, T]:
+    """The values of all programs by name: on ``surface``, or of those that have only one, on that."""
+    values = {}
+    for (name, spoken), value in by_key.items():
+        if spoken == surface or (name, surface) not in by_key:
+            values[name] = value
+    return values
 
 
 async def stream(bench: Bench) -> list[Figure]:
     """32 streams of 100 events/s: CPU and delay for each event, beside the same streams straight from the stub."""
-    windows = _windows()
-    late_us = _samples()
+    windows: defaultdict[tuple[str, str], Window] = defaultdict(Window)
+    late_us: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     async with bench.programs(cap=64, queue_limit=AMPLE_QUEUE) as programs:
         for program in bench.turns([bench.stub.program, *programs]):
             for surface in bench.surfaces_of(program):
                 bench.progress(f"{surface}, {program.name}")
-                key = program.name if program.name != "aiogw" else surface
+                key = (program.name, surface)
                 await bench.stub.prepare(interval_ms=10)
                 async with Streams(program.port, count=32, surface=surface) as streams:
                     await asyncio.sleep(RAMP_SECONDS)
@@ -330,43 +326,37 @@ async def stream(bench: Bench) -> list[Figure]:
     for surface in bench.surfaces:
         mount = MOUNTS[surface]
         goals = (ratio_at_most(1.5, issue=2), ratio_at_most(1.25, issue=7)) if surface == "openai" else ()
-        cpu_us = {name: each.cpu_us_per_event for name, each in _beside_haproxy(windows, surface).items()}
+        cpu_us = {name: each.cpu_us_per_event for name, each in _on(surface, windows).items() if name != "direct"}
         figures.append(of_programs(f"stream: CPU per event, {mount}", "µs", "cpu", cpu_us, *goals))
         for percent in (50, 99):
-            direct_us = quantile(late_us["direct"], percent / 100)
-            added_us = {
-                name: quantile(each, percent / 100) - direct_us
-                for name, each in _beside_haproxy(late_us, surface).items()
-            }
+            whole_us = {name: quantile(each, percent / 100) for name, each in _on(surface, late_us).items()}
+            direct_us = whole_us.pop("direct")
+            added_us = {name: us - direct_us for name, us in whole_us.items()}
             figures.append(of_programs(f"stream: added latency per event, {mount}, p{percent}", "µs", "wall", added_us))
     if len(bench.surfaces) == 2:
-        figures.append(
-            Figure(
-                name="stream: CPU per translated event over relayed",
-                unit="x",
-                clock="cpu",
-                aiogw=windows["anthropic"].cpu_us_per_event / windows["openai"].cpu_us_per_event,
-                goals=(at_most(2, issue=3),),
-            )
-        )
+        over = {
+            name: each.cpu_us_per_event / windows[name, "openai"].cpu_us_per_event
+            for (name, surface), each in windows.items()
+            if surface == "anthropic"
+        }
+        goals = (at_most(2, issue=3), at_most(2, issue=7))
+        figures.append(of_programs("stream: CPU per translated event over relayed", "x", "cpu", over, *goals))
     return figures
 
 
 async def whole(bench: Bench) -> list[Figure]:
     """32 closed-loop clients, requests of 1 KiB and an upstream that answers at once: CPU for each."""
-    windows = _windows()
+    windows: defaultdict[tuple[str, str], Window] = defaultdict(Window)
     async with bench.programs(cap=64, queue_limit=AMPLE_QUEUE) as programs:
         for program in bench.turns(programs):
             for surface in bench.surfaces_of(program):
                 bench.progress(f"{surface}, {program.name}")
-                windows[_key(program, surface)] += await _closed_loop(
-                    bench, program, surface, count=32, body_bytes=1024
-                )
+                windows[program.name, surface] += await _closed_loop(bench, program, surface, count=32, body_bytes=1024)
     figures = []
     for surface in bench.surfaces:
         mount = MOUNTS[surface]
         goals = (at_most(350, issue=2), *([at_most(230, issue=7)] if surface == "openai" else []))
-        both = _beside_haproxy(windows, surface)
+        both = _on(surface, windows)
         rate = {name: each.completed / each.seconds for name, each in both.items()}
         figures += [
             _cpu_per_request(f"whole: CPU per 1 KiB request, {mount}", both, *goals),
@@ -400,7 +390,7 @@ async def _closed_loop(bench: Bench, program: Program, surface: str, *, count: i
 async def memory(bench: Bench) -> list[Figure]:
     """Resident memory for each of 1,000 requests of 16 KiB that wait; a fresh process for each surface."""
     waiters, body_bytes = 1000, 16 * 1024
-    kib: dict[str, float] = {}
+    kib: dict[tuple[str, str], float] = {}
     for surface in bench.surfaces:
         async with bench.programs(cap=CAP, queue_limit=AMPLE_QUEUE) as programs:
             for program in programs:
@@ -417,12 +407,10 @@ async def memory(bench: Bench) -> list[Figure]:
                     waiting_kib = program.resident_kib()
                     if any(connection.answer.done() for connection in clients.connections if connection.answer):
                         raise ConnectionError(f"{program.name} did not let all of them wait")
-                kib[_key(program, surface)] = (waiting_kib - idle_kib) / waiters
+                kib[program.name, surface] = (waiting_kib - idle_kib) / waiters
     goals = (at_most(34, issue=2), at_most(1.2 * 16 + 12, issue=7))
     return [
-        of_programs(
-            f"memory: waiting 16 KiB request, {MOUNTS[surface]}", "KiB", "count", _beside_haproxy(kib, surface), *goals
-        )
+        of_programs(f"memory: waiting 16 KiB request, {MOUNTS[surface]}", "KiB", "count", _on(surface, kib), *goals)
         for surface in bench.surfaces
     ]
 
@@ -434,12 +422,11 @@ async def start(bench: Bench) -> list[Figure]:
     resident_mib = _samples()
     setting = bench.setting(cap=CAP, queue_limit=AMPLE_QUEUE)
     for _ in range(STARTS):
-        for name, program_of in (("aiogw", gateway), ("HAProxy", haproxy)):
-            if name == "HAProxy" and not bench.with_haproxy:
-                continue
-            bench.progress(name)
+        for launch in bench.launchers:
             began_at = time.monotonic()
-            async with program_of(setting) as program:
+            async with launch(setting) as program:
+                name = program.name
+                bench.progress(name)
                 ready_ms[name].append((time.monotonic() - began_at) * 1000)
                 cpu_ms[name].append(program.cpu_seconds() * 1000)
                 await asyncio.sleep(0.3)
