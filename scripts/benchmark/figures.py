@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import field, frozen
@@ -82,11 +84,23 @@ def ratio_at_least(bound: float, *, of: Reference = HAPROXY, issue: int) -> Goal
 
 
 @frozen(kw_only=True)
+class Curve:
+    """What a cost does as the work grows.  ``lines``: for each program, the cost by size; for a plot."""
+
+    name: str
+    title: str
+    size: str
+    cost: str
+    lines: Mapping[str, Mapping[int, float]]
+
+
+@frozen(kw_only=True)
 class Figure:
     """One row of the table.
 
     ``clock`` says what the value hangs on: ``cpu`` time and a ``count`` hold on a busy machine, ``wall`` time suffers.
     ``aiogw`` None: it could not be measured, and ``name`` says why.  ``others``: the values of the other programs.
+    ``curve``: what the figure was read from, if it is to be drawn.
     """
 
     name: str
@@ -95,6 +109,7 @@ class Figure:
     aiogw: Value
     others: Mapping[str, Value] = field(factory=dict)
     goals: tuple[Goal, ...] = ()
+    curve: Curve | None = None
 
     def ratio_to(self, name: str) -> float | None:
         other = self.others.get(name)
@@ -131,7 +146,8 @@ def table(figures: Sequence[Figure], revision: str | None = None) -> str:
 
 def _row(figure: Figure, programs: Sequence[str], compared: Sequence[str]) -> tuple[str, ...]:
     words = {True: "yes", False: "NO", None: "-"}
-    ratios = (None if figure.clock == "count" else figure.ratio_to(name) for name in compared)
+    # What a count is over HAProxy's says nothing, over another revision's it does.
+    ratios = (None if figure.clock == "count" and name == "HAProxy" else figure.ratio_to(name) for name in compared)
     return (
         figure.name,
         figure.unit,
@@ -172,3 +188,9 @@ def p50_and_p99(name: str, unit: str, samples: Mapping[str, list[float]], *goals
             f"{name}, p99", unit, "wall", {key: quantile(each, 0.99) for key, each in samples.items()}, *goals_of_p99
         ),
     ]
+
+
+def exponent(costs: Mapping[int, float]) -> float | None:
+    """With which power of the size the cost grows: the slope of the logarithms, by least squares; None without one."""
+    points = [(math.log(size), math.log(cost)) for size, cost in costs.items() if cost > 0]
+    return statistics.linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else None

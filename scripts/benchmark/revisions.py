@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from benchmark.peers import ROOT
+from benchmark.processes import ROOT
 
 
 class NoRevision(Exception):

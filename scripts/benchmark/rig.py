@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from attrs import field, frozen
 
 from benchmark.load import ClientConnection, connect, post, request
-from benchmark.peers import Launcher, Program, Setting
+from benchmark.processes import Launcher, Program, Setting
+
+# The slots that are fought for, and a queue that never fills.
+CAP, AMPLE_QUEUE = 6, 4096
+MOUNTS = {"openai": "/v1", "anthropic": "/llm"}
 
 # Each figure is taken in so many legs, the programs in turn, so that a busy moment does not hit one of them alone.
 LEGS = 2
@@ -24,6 +28,8 @@ RAMP_SECONDS = 0.4
 # How long requests that were left behind may take to end before the next measurement.
 QUIET_POLL_SECONDS, QUIET_POLLS = 0.02, 750
 
+T = TypeVar("T")
+
 
 class StubControl:
     """The stub upstream, told what to do over a connection of its own."""
@@ -32,9 +38,23 @@ class StubControl:
         self.program = program
         self._connection = connection
 
-    async def prepare(self, *, hold_ms: float = 0, interval_ms: float = 10, events: int = 1_000_000) -> None:
+    async def prepare(
+        self,
+        *,
+        hold_ms: float = 0,
+        interval_ms: float = 10,
+        events: int = 1_000_000,
+        engines: int = 10,
+        event_bytes: int = 0,
+    ) -> None:
         """Behave like this from now on, and forget what was; the requests of before have to be over first."""
-        order = {"hold_ms": hold_ms, "interval_ms": interval_ms, "events": events}
+        order = {
+            "hold_ms": hold_ms,
+            "interval_ms": interval_ms,
+            "events": events,
+            "engines": engines,
+            "event_bytes": event_bytes,
+        }
         for _ in range(QUIET_POLLS):
             # One question and not two, between which a request could begin.
             if not (await self._ask("/__prepare", order))["in_flight"]:
@@ -85,11 +105,15 @@ class Window:
 
 @frozen(kw_only=True)
 class Bench:
-    """One run: what was asked for, and what it is measured with.  ``launchers``: of the gateway first."""
+    """One run: what was asked for, and what it is measured with.
+
+    ``launchers`` are of the programs that all is asked of, the gateway first; ``peers`` take part in a few scenarios.
+    """
 
     seconds: float
     surfaces: tuple[str, ...]
     launchers: tuple[Launcher, ...]
+    peers: tuple[Launcher, ...] = ()
     directory: Path
     stub: StubControl
     progress: Callable[[str], None]
@@ -117,15 +141,16 @@ class Bench:
         )
 
     @asynccontextmanager
-    async def programs(self, *, cap: int, queue_limit: int) -> AsyncIterator[list[Program]]:
+    async def programs(self, *, cap: int, queue_limit: int, with_peers: bool = False) -> AsyncIterator[list[Program]]:
         """The gateway and what it is compared with: fresh processes with this cap and queue, warmed up.
 
         A daemon has mostly been running for a while: what is loaded or built with the first request of a kind is not
         what a figure should be of.
         """
         setting = self.setting(cap=cap, queue_limit=queue_limit)
+        launchers = self.launchers + (self.peers if with_peers else ())
         async with AsyncExitStack() as stack:
-            programs = [await stack.enter_async_context(launch(setting)) for launch in self.launchers]
+            programs = [await stack.enter_async_context(launch(setting)) for launch in launchers]
             await self.stub.prepare()
             for program in programs:
                 for surface in program.speaks:
@@ -157,3 +182,10 @@ class Bench:
             max_in_flight=after["max_in_flight"],
             handovers_us=after["handovers_us"][len(before["handovers_us"]) :],
         )
+
+
+def on_surface(surface: str, by_key: Mapping[tuple[str, str], T]) -> dict[str, T]:
+    """Of what is known by program and surface, all programs on ``surface``; who has only one, on that."""
+    return {
+        name: value for (name, spoken), value in by_key.items() if spoken == surface or (name, surface) not in by_key
+    }

@@ -15,14 +15,12 @@ import tomli_w
 
 from benchmark.figures import Figure, at_most, exactly, of_programs, p50_and_p99, quantile
 from benchmark.load import Answer, Clients, ClosedLoop, Streams, connect_many, request
-from benchmark.peers import ROOT, Program
-from benchmark.rig import LEGS, RAMP_SECONDS, Bench, Window
+from benchmark.processes import ROOT, Program
+from benchmark.rig import AMPLE_QUEUE, CAP, LEGS, RAMP_SECONDS, Bench, Window
 
 if TYPE_CHECKING:
     from aiogw.admission.gate import Admission, UpstreamGate
 
-CAP = 6
-AMPLE_QUEUE = 4096
 HANDOVER_DEPTH = 1000
 
 DEPTHS = (10, 100, 1000, 10_000)
