@@ -18,11 +18,12 @@ from benchmark.figures import (
     quantile,
     ratio_at_most,
 )
-from benchmark.load import ClosedLoop, Streams
+from benchmark.load import ClosedLoop, Paced, Streams
 from benchmark.processes import Program
 from benchmark.rig import AMPLE_QUEUE, CAP, MOUNTS, RAMP_SECONDS, Bench, Window, on_surface
 
 STARTS = 5
+PACE_PER_SECOND = 1000
 
 
 def _cpu_per_request(name: str, windows: Mapping[str, Window], *goals: Goal) -> Figure:
@@ -82,13 +83,16 @@ async def stream(bench: Bench) -> list[Figure]:
 
 
 async def whole(bench: Bench) -> list[Figure]:
-    """32 closed-loop clients, requests of 1 KiB and an upstream that answers at once: CPU for each."""
+    """Requests of 1 KiB and an upstream that answers at once: from 32 clients without a pause, and 1,000 a second."""
+    # Who is asked without a pause finds more to do in each turn the faster it is, which makes each cheaper.
     windows: defaultdict[tuple[str, str], Window] = defaultdict(Window)
+    paced: defaultdict[tuple[str, str], Window] = defaultdict(Window)
     async with bench.programs(cap=64, queue_limit=AMPLE_QUEUE, with_peers=True) as programs:
         for program in bench.turns(programs):
             for surface in bench.surfaces_of(program):
                 bench.progress(f"{surface}, {program.name}")
                 windows[program.name, surface] += await _closed_loop(bench, program, surface, count=32, body_bytes=1024)
+                paced[program.name, surface] += await _at_a_pace(bench, program, surface)
     figures = []
     for surface in bench.surfaces:
         mount = MOUNTS[surface]
@@ -100,8 +104,22 @@ async def whole(bench: Bench) -> list[Figure]:
         figures += [
             _cpu_per_request(f"whole: CPU per 1 KiB request, {mount}", windows_here, *goals),
             of_programs(f"whole: requests per second, {mount}", "1/s", "wall", rate),
+            _cpu_per_request(
+                f"whole: CPU per 1 KiB request at {PACE_PER_SECOND:,}/s, {mount}",
+                on_surface(surface, paced),
+                *goals[2:],
+            ),
         ]
     return figures
+
+
+async def _at_a_pace(bench: Bench, program: Program, surface: str) -> Window:
+    await bench.stub.prepare()
+    async with Paced(program.port, count=32, surface=surface, per_second=PACE_PER_SECOND, body_bytes=1024) as load:
+        await asyncio.sleep(RAMP_SECONDS)
+        window = await bench.window(program, bench.leg_seconds)
+        load.check()
+        return window
 
 
 async def prompt(bench: Bench) -> list[Figure]:

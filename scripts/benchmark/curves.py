@@ -39,6 +39,8 @@ FLAT, LINEAR = at_most(0.2, issue=7), at_most(1.1, issue=7)
 
 # A point of a curve needs less exactness than a figure.
 SHARE_OF_LEG = 0.5
+# In less than this there may be no event at all.
+WINDOW_AT_LEAST_SECONDS = 0.3
 
 Costs = dict[tuple[str, str], dict[int, float]]
 Windows = defaultdict[tuple[str, str], defaultdict[int, Window]]
@@ -132,7 +134,7 @@ async def grow_prompts(bench: Bench) -> list[Figure]:
 
 
 async def _window(bench: Bench, program: Program) -> Window:
-    return await bench.window(program, bench.leg_seconds * SHARE_OF_LEG)
+    return await bench.window(program, max(WINDOW_AT_LEAST_SECONDS, bench.leg_seconds * SHARE_OF_LEG))
 
 
 async def _stream_window(bench: Bench, program: Program, surface: str, count: int, interval_seconds: float) -> Window:

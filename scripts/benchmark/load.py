@@ -216,6 +216,37 @@ class ClosedLoop(Clients):
                 await asyncio.sleep(REFUSED_PAUSE_SECONDS)
 
 
+class Paced(Clients):
+    """``per_second`` requests, evenly, whatever the answers take; each on the next of ``count`` connections."""
+
+    def __init__(self, port: int, *, count: int, surface: str, per_second: int, body_bytes: int) -> None:
+        super().__init__()
+        self._port = port
+        self._count = count
+        self._request = request(surface, body_bytes=body_bytes)
+        self._per_second = per_second
+
+    async def __aenter__(self) -> Self:
+        self.connections = await connect_many(self._port, self._count)
+        self.tasks = [asyncio.create_task(self._send())]
+        return self
+
+    def check(self) -> None:
+        """Raise unless every answer so far was a 200."""
+        for connection in self.connections:
+            if connection.answer is not None and connection.answer.done() and connection.answer.result().status != 200:
+                raise ConnectionError(f"a request was answered with {connection.answer.result().status}")
+
+    async def _send(self) -> None:
+        next_at = time.monotonic()
+        while True:
+            for connection in self.connections:
+                if connection.answer is None or connection.answer.done():
+                    connection.send(self._request)
+                next_at += 1 / self._per_second
+                await asyncio.sleep(max(0, next_at - time.monotonic()))
+
+
 class Streams(Clients):
     """``count`` event streams; ``late_us``: how old each event was when it arrived."""
 
