@@ -13,7 +13,7 @@ from attrs import frozen
 from benchmark.processes import PROGRAM_PATH, ROOT, Program, ProgramFailed, Setting, free_ports, process, ready
 
 # Where the virtual environments of the peers from PyPI lie, each called like its package.
-PEERS_DIRECTORY = ROOT / ".peers"
+PEERS_DIRECTORY = ROOT / ".venv-peers"
 
 HAPROXY_MISSING = "HAProxy is not installed; to have it beside the gateway: apt-get install haproxy"
 

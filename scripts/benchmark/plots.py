@@ -36,6 +36,11 @@ def _draw(curve: Curve, path: Path) -> Path:
         axes.plot(list(costs), list(costs.values()), "o-" if own else "s--", label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    # A decade at least, or the noise of what is flat would fill the picture.
+    costs_seen = [cost for costs in curve.lines.values() for cost in costs.values()]
+    axes.set_ylim(min(costs_seen) / 3, max(costs_seen) * 3)
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_major_formatter("{x:,g}")
     axes.set_title(curve.title)
     axes.set_xlabel(curve.size)
     axes.set_ylabel(curve.cost)
