@@ -247,18 +247,13 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
     declared = request.content_length or 0
     if declared > limits.max_bytes:
         raise BodyTooLarge(limit_bytes=limits.max_bytes)
-    if coding is None and request.content.is_eof():
-        # It came together with its head, as nearly all do.
-        body = request.content.read_nowait()
-        if len(body) > limits.max_bytes:
-            raise BodyTooLarge(limit_bytes=limits.max_bytes)
-        held.resize(len(body))
-        return body
     # All that is announced is held from the beginning, so that no upload is turned away halfway because of another.
     held.resize(declared)
     asks = request.version >= (1, 1) and request.headers.get("expect", "").lower() == "100-continue"
     if asks and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    if coding is None and request.content.is_eof():
+        return _body_at_once(request, limits)
     deadline = asyncio.get_running_loop().time() + limits.timeout_seconds
     # One block for all that is announced, which is only filled as it is written.  Joining pieces would take the double:
     # those of several uploads lie between each other, and what is freed of them is of no use to the next.
@@ -266,8 +261,7 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
     inflater = None if coding is None else Inflater(coding)
     size = received = 0
     try:
-        # No timer for what came together with its head, as nearly all do.
-        async with asyncio.timeout_at(None if request.content.is_eof() else deadline) as timeout:
+        async with asyncio.timeout_at(deadline) as timeout:
             # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
             async for piece in request.content.iter_any():
                 received += len(piece)
@@ -280,8 +274,7 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
                     body.write(step)
                     if inflater is not None:
                         await asyncio.sleep(0)  # a bomb has many steps, and others want their turn between them
-                if timeout.when() is not None:
-                    timeout.reschedule(deadline + received / limits.min_bytes_per_second)
+                timeout.reschedule(deadline + received / limits.min_bytes_per_second)
         if inflater is not None:
             inflater.end()
     except TimeoutError:
@@ -292,6 +285,18 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
         raise MalformedBody(reason="its framing is broken") from None
     body.truncate()
     return body.getvalue()
+
+
+def _body_at_once(request: web.Request, limits: BodyLimits) -> bytes:
+    """A body that came together with its head, as nearly all do: no timer, and no copy."""
+    try:
+        body = request.content.read_nowait()
+    except (web.RequestPayloadError, HttpProcessingError):
+        raise MalformedBody(reason="its framing is broken") from None
+    if len(body) > limits.max_bytes:
+        raise BodyTooLarge(limit_bytes=limits.max_bytes)
+    request[HELD_BODY].resize(len(body))
+    return body
 
 
 def _refuse(request: web.Request, error: GatewayError) -> web.Response:
