@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from aiogw.canonical import CanonicalRequest, Engine, Operation
-from aiogw.dialects.base import FindEngine, RelayEndpoint, encode_body
+from aiogw.dialects.base import FindEngine, RelayEndpoint, check_size_decoded, encode_body
 from aiogw.dialects.openai import forms
 from aiogw.dialects.openai.terms import ReplyTerms
 from aiogw.errors import InvalidField, MalformedBody
@@ -119,6 +119,7 @@ def _peek_leniently(body: bytes) -> _Peek:
 
 
 def _parse_leniently(body: bytes) -> dict[str, Any]:
+    check_size_decoded(body)
     try:
         document = json.loads(body)
     except json.JSONDecodeError as error:
@@ -179,6 +180,7 @@ def _prompts(raw: msgspec.Raw) -> int:
     text = bytes(raw)
     if not text.startswith(b"["):
         return 1
+    check_size_decoded(text)
     try:
         items = _list_decoder.decode(text)
     except msgspec.DecodeError:
@@ -209,6 +211,7 @@ def _edited(body: bytes, operation: Operation, engine: Engine, peek: _Peek, stre
 
 def _members(body: bytes) -> dict[str, msgspec.Raw]:
     """The top level only, every value as the bytes it was; a repeated key counts with its last value, as upstream."""
+    check_size_decoded(body)
     try:
         return _members_decoder.decode(body)
     except msgspec.DecodeError:
