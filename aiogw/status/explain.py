@@ -133,7 +133,7 @@ def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
         return
     if read is not None:
         position = told.get("position")
-        ahead = f" with {position} ahead of it" if position is not None else ""
+        ahead = f" with {int(position) - 1} ahead of it" if position is not None else ""
         yield "until all of it was there and valid", read, f"came to the gate of {told.get('upstream', '-')}{ahead}"
     at = f" at {told['endpoint']}" if "endpoint" in told else ""
     again = f", {told['put_back']} times anew because its endpoint was gone" if "put_back" in told else ""

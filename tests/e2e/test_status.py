@@ -337,7 +337,7 @@ async def test_status_for_scripts(rig: Rig, tmp_path: Path) -> None:
     daemon = await rig.daemon(upstream, cap=1, queue_limit=0, server={"admin_listen": unix})
     code, out, err = await command("status", "--admin", unix)
     assert (0, "") == (code, err)
-    assert "reasoning: 0 of 1 slots in use; 0 of 0 waiting; a newcomer runs at once" in out
+    assert "reasoning: 0 of 1 slots in use; 0 of 0 waiting, at most 10 s each; a newcomer runs at once" in out
     await rig.post(daemon, OPENAI, 1)
     exchange = await upstream.exchange(0)
     code, out, _ = await command("status", "--json", "--config", str(daemon.config_path))
@@ -447,7 +447,7 @@ async def test_top_comes_back_by_itself(rig: Rig, tmp_path: Path) -> None:
         await first.stop()
         rig.forget(first)
         screen.forget()
-        await eventually(lambda: screen.shows("nothing heard for"), 20, what=lambda: screen.text[-500:])
+        await eventually(lambda: screen.shows("connection lost, trying again"), 20, what=lambda: screen.text[-500:])
         second = await rig.daemon(upstream, server=server)
         await rig.post(second, OPENAI, 2, "x-request-id: again")
         await eventually(lambda: screen.shows("again"), 20, what=lambda: screen.text[-500:])

@@ -555,7 +555,7 @@ async def test_our_own_lack_is_not_the_endpoints(number: int, told: int, monkeyp
     monkeypatch.setattr("aiogw.upstream.pool.socket.socket", no_socket)
     outcome = await post(pool)
     assert isinstance(outcome.error, UpstreamUnavailable)
-    assert told == len(unreachable)
+    assert (told, told == 1) == (len(unreachable), pool.unreached_since is not None)
 
 
 async def test_a_name_that_cannot_be_written(rig: Rig) -> None:
