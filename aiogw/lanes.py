@@ -131,7 +131,9 @@ class Lanes:
 
     def at_work(self, upstream: str) -> int:
         """Sequences at the engines of an upstream that answer, as far as they went through here."""
-        return sum(one.slots_in_use for one in self._serving[upstream].gate.statistics().endpoints.values() if not one.left_out)
+        return sum(
+            one.slots_in_use for one in self._serving[upstream].gate.statistics().endpoints.values() if not one.left_out
+        )
 
     def serving(self) -> dict[str, Upstream]:
         return {name: lane.upstream for name, lane in self._serving.items()}

@@ -93,7 +93,7 @@ class RequestRecord:
         return None
 
     def queue_headers(self) -> list[tuple[str, str]]:
-        """What a client is told of the queue: its place when it came (1 is next), and how long it has waited, if it is over."""
+        """What a client is told: its place in the queue when it came (1: next), and its wait, once that is over."""
         headers = []
         if self.position is not None:
             headers.append(("x-aiogw-queue-position", str(self.position)))

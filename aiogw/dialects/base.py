@@ -74,7 +74,7 @@ class ResponseEncoder(Protocol):
     def wait(self, ahead: int, estimated_seconds: float | None) -> bytes:
         """A sign of life while the request waits or the upstream says nothing presentable.
 
-        ``ahead`` is how many requests are before it in the queue, ``estimated_seconds`` the wait to come; None: granted.
+        ``ahead`` is how many requests wait before it, ``estimated_seconds`` the wait to come; None: granted.
         Commits ``head`` if need be.  Empty, and ``head`` untouched, where this response cannot carry one.
         """
         ...

@@ -105,7 +105,8 @@ def queue_text(one: Mapping[str, Any]) -> str:
 
 
 def limit_text(one: Mapping[str, Any]) -> str:
-    return f"at most {seconds(one['queue_timeout_seconds'])} each"
+    """How long a request may wait."""
+    return f"at most {seconds(one['queue_timeout_seconds'])}"
 
 
 def serves(one: Mapping[str, Any]) -> bool:
@@ -143,12 +144,20 @@ def estimate_text(one: Mapping[str, Any], row: Mapping[str, Any], now: float) ->
     return _about(one, estimated_seconds)
 
 
+def _waited(p50: float, p95: float) -> str:
+    if p95 < 0.05:
+        return "95 % got a slot at once"
+    return (
+        "half got a slot at once, 95 % waited" if p50 < 0.05 else f"half waited ≤ {seconds(p50)}, 95 %"
+    ) + f" ≤ {seconds(p95)}"
+
+
 def waits_text(one: Mapping[str, Any]) -> str:
     """How long others have waited."""
     in_vain = one.get("waits_in_vain", 0)
     told = []
     if "wait_p50_seconds" in one:
-        told.append(f"half waited ≤ {seconds(one['wait_p50_seconds'])}, 95 % ≤ {seconds(one['wait_p95_seconds'])}")
+        told.append(_waited(one["wait_p50_seconds"], one["wait_p95_seconds"]))
     if in_vain:
         told.append(f"{in_vain} gave up or timed out")
     if "cap" in one and not one["estimates_measured"] and one["newcomer"] == "waits":

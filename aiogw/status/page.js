@@ -82,8 +82,10 @@
     if (wait === undefined) return "-";
     return one.estimates_measured && wait > left ? "times out in " + seconds(left) : about(one, wait);
   };
+  const waited = (p50, p95) => p95 < .05 ? "95 % got a slot at once"
+    : (p50 < .05 ? "half got a slot at once, 95 % waited" : "half waited ≤ " + seconds(p50) + ", 95 %") + " ≤ " + seconds(p95);
   const waitsText = one => [
-    one.wait_p50_seconds === undefined ? "" : "half waited ≤ " + seconds(one.wait_p50_seconds) + ", 95 % ≤ " + seconds(one.wait_p95_seconds),
+    one.wait_p50_seconds === undefined ? "" : waited(one.wait_p50_seconds, one.wait_p95_seconds),
     one.waits_in_vain ? one.waits_in_vain + " gave up or timed out" : "",
     !one.estimates_measured && one.newcomer === "waits" ? "nothing has ended yet" : "",
   ].filter(Boolean).join("; ") || "no requests";

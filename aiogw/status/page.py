@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC
@@ -27,7 +28,7 @@ def _asset(name: str) -> str:
     return "".join(f"{line.strip()}\n" for line in lines if not line.strip().startswith("//"))
 
 
-_STYLE = _asset("page.css")
+_STYLE = re.sub(r"\s*([{};,])\s*|(?<=:)\s+", r"\1", _asset("page.css"))
 
 # The head of a column, and its classes: n for numbers, wide for what a phone has no room for.
 _Columns = tuple[tuple[str, str], ...]
@@ -54,11 +55,11 @@ _ENDED: _Columns = (
     ("Request", "id"),
     ("At", "at"),
     ("Ending", "ending"),
-    ("Upstream", "api wide"),
+    ("Upstream", "upstream wide"),
     ("Key", "key wide"),
     ("Model", "model wide"),
     ("Waited", "n wide"),
-    ("Took", "n"),
+    ("Took", "n wide"),
 )
 _WORDS = {
     "phases": figures.PHASES,
@@ -68,7 +69,7 @@ _WORDS = {
     "waiting": _WAITING,
     "ended": _ENDED,
 }
-_SCRIPT = f"const WORDS = {json.dumps(_WORDS)};\n{_asset('page.js')}"
+_SCRIPT = f"const WORDS = {json.dumps(_WORDS, separators=(',', ':'))};\n{_asset('page.js')}"
 
 
 def _hash(text: str) -> str:
@@ -186,7 +187,9 @@ def _tiles(one: Document) -> str:
     if "cap" in one:
         wait = figures.seconds(one["oldest_wait_seconds"]) if one["waiting"] else "nobody waits"
         full = one["newcomer"] == "queue_full"
-        tiles += _tile("In the queue", figures.queue_text(one), figures.limit_text(one), _spark(queue, 1), bad=full)
+        tiles += _tile(
+            "In the queue", figures.queue_text(one), f"{figures.limit_text(one)} each", _spark(queue, 1), bad=full
+        )
         tiles += _tile("Oldest wait", wait, "", _spark(oldest, 1, figures.seconds))
         waits = f'<p class="waits">last 5 min: {figures.waits_text(one)}</p>'
         tiles += _tile("A newcomer", figures.newcomer_text(one), "", waits, bad=not figures.serves(one))

@@ -1,8 +1,8 @@
 """The live view from outside: one status document, or one after the other for as long as somebody looks.
 
-The feed is read with aiohttp-sse-client.  It would reconnect by itself after the end of a stream, but says nothing of it
-until it has, and does not survive a gateway that is not back yet; so ``follow`` takes every end for one and begins anew
-with a reader of its own, which also forgets half an event.
+The feed is read with aiohttp-sse-client.  It would reconnect by itself after the end of a stream, but says nothing of
+it until it has, and does not survive a gateway that is not back yet; so ``follow`` takes every end for one and begins
+anew with a reader of its own, which also forgets half an event.
 """
 
 from __future__ import annotations

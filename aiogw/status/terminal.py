@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -35,9 +35,12 @@ STYLES = {
 MARKS = {STREAM: "■", FIRST_BYTE: "◧", "settling": "╱", "free": "╌"}
 MARK_STYLES = STYLES | {STREAM: "rgb(60,150,220)", FIRST_BYTE: "rgb(240,180,41)"}
 SOFT, BAD, GOOD = "rgb(140,145,152)", "bold rgb(230,120,70)", "rgb(60,180,150)"
-# An upstream without tables, and what an empty table does not cost; then the endings, which are never crowded out.
-SECTION_LINES = 11
+# An upstream without tables, and with what makes it easier on the eye; what an empty table does not cost; then the
+# endings, which are never crowded out.
+SECTION_LINES, AIRY_LINES = 10, 11
 TABLE_LINES = 2
+# So much of it has to be left for tables before anything is spent on air.
+TABLE_ROOM = 12
 ENDINGS_LINES = 3 + 4
 
 
@@ -78,11 +81,13 @@ def view(told: Document, silent_seconds: float | None, *, width: int, height: in
     now = told["time"] + (0.0 if silent_seconds is None or stale else silent_seconds)
     parts: list[RenderableType] = []
     bad = sum(not at["up"] for one in told["upstreams"].values() for at in one["endpoints"].values())
-    room = height - 1 - SECTION_LINES * len(told["upstreams"]) - bad - (ENDINGS_LINES if told["endings"] else 0)
+    beside = 1 + bad + (ENDINGS_LINES if told["endings"] else 0)
+    airy = height - beside - AIRY_LINES * len(told["upstreams"]) >= TABLE_ROOM
+    room = height - beside - (AIRY_LINES if airy else SECTION_LINES) * len(told["upstreams"])
     rows = sorted(told["requests"].items(), key=lambda item: int(item[0]))
     for name, one in told["upstreams"].items():
         ours = [row for _, row in rows if row["upstream"] == name]
-        section, used = _upstream(name, one, ours, now, width=width, room=room)
+        section, used = _upstream(name, one, ours, now, width=width, room=room, airy=airy)
         room -= used
         parts.append(section)
     endings = sorted(told["endings"].items(), key=lambda item: -int(item[0]))
@@ -108,7 +113,7 @@ def _head(told: Document, silent_seconds: float | None, stale: bool) -> Text:
 
 
 def _upstream(
-    name: str, one: Document, rows: list[Document], now: float, *, width: int, room: int
+    name: str, one: Document, rows: list[Document], now: float, *, width: int, room: int, airy: bool
 ) -> tuple[RenderableType, int]:
     """The section, and how many lines its tables took of ``room``."""
     waiting = [row for row in rows if row["phase"] == QUEUE]
@@ -122,7 +127,7 @@ def _upstream(
     if gated or one["slots_in_use"]:
         parts += [_slots(one, running, now, width), Text("")]
     if one.get("queue_limit") or one["waiting"]:
-        parts += [_queue(one, waiting, now, width), Text("")]
+        parts += [_queue(one, waiting, now, width), *([Text("")] if airy else [])]
     parts.append(_figures(one, now, width))
     used = 0
     for table, told in (
@@ -189,37 +194,37 @@ def _queue(one: Document, waiting: list[Document], now: float, width: int) -> Te
     return text
 
 
-def _figures(one: Document, now: float, width: int) -> Table:
+# What stands before a sparkline, and behind it with the borders.
+VALUE_LETTERS, SCALE_LETTERS = 43, 28
+
+
+def _figures(one: Document, now: float, width: int) -> RenderableType:
     samples = [sample for _, sample in sorted(one["history"].items(), key=lambda item: int(item[0]))]
     slots, queue, oldest = zip(*samples, strict=True) if samples else ((), (), ())
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for number in range(4):
-        grid.add_column(no_wrap=True, style=SOFT if number != 1 else "bold")
-    bars = max(10, min(60, width - 64))
+    lines: list[RenderableType] = []
 
-    def line(name: str, value: str, values: Sequence[float], at_least: float, scale: str, style: str = "") -> None:
-        drawn = Text(_bars(values, at_least, bars), style="rgb(0,114,178)")
-        grid.add_row(name, Text(value, style=style), drawn, scale)
+    def line(name: str, value: str, more: str = "", *bars: Text, style: str = "bold") -> None:
+        text = Text.assemble((f"{name:14}", SOFT), (value, style), (f"  {more}" if more else "", SOFT))
+        text.truncate(width - 4, overflow="ellipsis")
+        if bars:
+            text.pad_right(max(0, VALUE_LETTERS - text.cell_len))
+        lines.append(text.append_text(Text("").join(bars)))
 
-    settling = f", {one['slots_settling']} settling" if one["slots_settling"] else ""
-    in_use = figures.slots_text(one) + settling if "cap" in one else f"{figures.slots_text(one)}, no limit"
-    line("Slots in use", in_use, slots, one.get("cap", 1), figures.scale_text(slots))
-    if "cap" not in one:
-        return grid
-    bad = BAD if one["newcomer"] == "queue_full" else ""
-    line("In the queue", figures.queue_text(one), queue, 1, figures.scale_text(queue), bad)
-    wait = figures.seconds(now - one["waiting_since"]) if "waiting_since" in one else "nobody waits"
-    line("Oldest wait", wait, oldest, 1, f"{figures.scale_text(oldest, figures.seconds)}")
-    told = Table.grid(padding=(0, 2, 0, 0))
-    told.add_column(no_wrap=True, style=SOFT)
-    told.add_column(no_wrap=True, overflow="ellipsis")
-    newcomer = Text(figures.newcomer_text(one), style="bold" if figures.serves(one) else BAD)
-    told.add_row("A newcomer  ", newcomer.append(f"   {figures.limit_text(one)}", style=SOFT))
-    told.add_row("Last 5 min  ", Text(figures.waits_text(one), style=SOFT))
-    both = Table.grid()
-    both.add_row(grid)
-    both.add_row(told)
-    return both
+    def spark(values: Sequence[float], at_least: float, *write: Callable[[float], str]) -> Text:
+        drawn = _bars(values, at_least, max(8, min(60, width - VALUE_LETTERS - SCALE_LETTERS)))
+        return Text.assemble((drawn, "rgb(60,150,220)"), (f"  {figures.scale_text(values, *write)}", SOFT))
+
+    settling = f"{one['slots_settling']} settling" if one["slots_settling"] else ""
+    more = settling if "cap" in one else "no limit"
+    line("Slots in use", figures.slots_text(one), more, spark(slots, one.get("cap", 1)))
+    if "cap" in one:
+        full = BAD if one["newcomer"] == "queue_full" else "bold"
+        line("In the queue", figures.queue_text(one), figures.limit_text(one), spark(queue, 1), style=full)
+        wait = figures.seconds(now - one["waiting_since"]) if "waiting_since" in one else "nobody waits"
+        line("Oldest wait", wait, "", spark(oldest, 1, figures.seconds))
+        line("A newcomer", figures.newcomer_text(one), style="bold" if figures.serves(one) else BAD)
+        line("Last 5 min", figures.waits_text(one), style=SOFT)
+    return Group(*lines)
 
 
 def _bars(values: Sequence[float], at_least: float, width: int) -> str:

@@ -25,7 +25,7 @@ def summary(told: Document) -> str:
         if one["slots_settling"]:
             parts.append(f"{one['slots_settling']} of them settling")
         if "cap" in one:
-            parts.append(f"{figures.queue_text(one)} waiting, {figures.limit_text(one)}")
+            parts.append(f"{figures.queue_text(one)} waiting, {figures.limit_text(one)} each")
             if "oldest_wait_seconds" in one:
                 parts.append(f"the oldest for {figures.seconds(one['oldest_wait_seconds'])}")
             parts += [f"a newcomer {figures.newcomer_text(one)}", f"last 5 min: {figures.waits_text(one)}"]

@@ -360,8 +360,11 @@ async def test_status_of_what_is_no_admin_address(rig: Rig) -> None:
 
 
 async def test_a_reader_outlives_the_gateway(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, away for several attempts and started again, it is followed on, from a snapshot of the new one."""
-    attempts = 0
+    """Stopped, away for several attempts and started again, it is followed on, from a snapshot of the new one.
+
+    That the connection is lost is told at once, and not only when the reader has waited for something in vain.
+    """
+    attempts = lost = 0
 
     class Counted(sse_client.EventSource):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -377,14 +380,15 @@ async def test_a_reader_outlives_the_gateway(rig: Rig, tmp_path: Path, monkeypat
     told: Document = {}
 
     async def follow() -> None:
-        nonlocal told
+        nonlocal told, lost
         async for document in reader.follow(reader.AdminAddress(server["admin_listen"])):
-            told = document
+            told, lost = (told, lost + 1) if document is None else (document, lost)
 
     following = asyncio.ensure_future(follow())
     await eventually(lambda: told)
     await first.stop()
     rig.forget(first)
+    await eventually(lambda: lost, reader.SILENCE_SECONDS / 4)
     before = attempts
     await eventually(lambda: attempts >= before + 3)
     second = await rig.daemon(upstream, server=server)

@@ -610,7 +610,7 @@ async def test_the_gauges_agree_with_the_upstream(rig: Rig, surface: Surface) ->
 
 @pytest.mark.parametrize("surface_of_first", SURFACES, ids=lambda one: one.name)
 async def test_the_place_in_the_queue_is_logged(rig: Rig, surface_of_first: Surface) -> None:
-    """The log line says which place in the queue it was and for how long a request waited, whichever surface it came by."""
+    """The log line says at which place and for how long a request waited, whichever surface it came by."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream)
     first = await rig.post(gateway, surface_of_first, 0)
