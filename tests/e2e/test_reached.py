@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from rig import (
 )
 
 from aiogw import catalogue, enginewatch
+from aiogw.cli import main
 from aiogw.status import words
 from aiogw.upstream import endpoints as endpoints_room
 
@@ -73,6 +76,20 @@ async def test_a_dead_engine_is_known_without_traffic(rig: Rig, quick: None, adm
     await becomes(gateway, upstream, 1)
     assert await well(gateway)
     assert "unreached_since" not in await told_of(gateway, upstream)
+
+
+async def test_the_command_says_it(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    """For scripts with its exit code, for people in words."""
+    upstream = await rig.upstream(answer)
+    gateway = await rig.gateway(upstream, process=False)
+    host, port = gateway.admin_address
+    await upstream.stop()
+    await rig.ask(gateway, OPENAI, 1)
+    assert 75 == await asyncio.to_thread(main, ["status", "--admin", f"{host}:{port}"])
+    told = capsys.readouterr().out
+    assert re.search(
+        r"a newcomer probably fails: not reached; .*; 127.0.0.1:\d+ not reached since \d\d:\d\d:\d\d, 0 of 8$", told
+    )
 
 
 async def test_a_request_finds_it_and_a_connection_is_enough(rig: Rig, quick: None) -> None:

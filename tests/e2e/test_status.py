@@ -212,6 +212,17 @@ async def test_an_upstream_without_a_gate(rig: Rig) -> None:
     exchange.answer()
 
 
+async def test_the_admin_listener_by_itself(rig: Rig, process: bool) -> None:
+    """Whoever only knows its address is led to the page; what it runs on is nobody's business."""
+    gateway = await rig.gateway(await rig.upstream(), process=process)
+    root = await gateway.admin("/")
+    assert (302, "status") == (root.status, root.header("location"))
+    for path in ("/", "/status", "/status.json", "/metrics", "/livez", "/nowhere"):
+        assert "aiogw" == (await gateway.admin(path)).header("server"), path
+    async with watching(gateway) as client:
+        assert "aiogw" == (await client.read_head()).header("server")
+
+
 # -- the feed -------------------------------------------------------------------------------------------------------
 
 
