@@ -202,7 +202,7 @@ class UpstreamGate:
         return self._newcomer_waits_seconds(weight) > limits.queue_timeout_seconds
 
     def _newcomer_meets(self) -> str | None:
-        """The code of the error that ``enter`` would raise for a request of one sequence that nobody holds."""
+        """The code of the error that ``enter`` would raise for one sequence of a holder without ``places``."""
         newcomer, limits = Ticket(weight=1), self._limits
         if self._draining:
             return Draining.code

@@ -26,10 +26,11 @@ class Limits:
 
 @frozen(kw_only=True)
 class EndpointStatistics:
-    """``slots``: its engine's, None: unknown; ``left_out``: gets no request, or is gone and ``slots_in_use`` not yet.
+    """``slots``: its engine's, None: unknown.
 
-    Slots that settle count as in use here.  ``unreached_since``, on the monotonic clock: since then each attempt to
-    connect has failed; None: the last one has not, as far as whoever made the reading knows.
+    ``left_out``: it gets no request until it answers, or it is gone, and only its ``slots_in_use`` are not.  Slots that
+    settle count as in use here.  ``unreached_since``, on the monotonic clock: since then each attempt to connect has
+    failed; None: the last one has not, as far as whoever made the reading knows.
     """
 
     left_out: bool

@@ -145,11 +145,6 @@ class UpstreamCall:
         except UpstreamUnavailable as error:
             if self._listener is not None:
                 self._listener.response_failed(error)
-        except Exception:
-            # Nobody awaits this task: whatever it is, the request that waits must not wait for ever.
-            log.exception("a connection to an upstream failed in a way it should not")
-            if self._listener is not None:
-                self._listener.response_failed(self._pool.unavailable("the connection failed", ours=True))
         else:
             if self._listener is None:
                 connection.abort()
@@ -262,11 +257,17 @@ class UpstreamPool:
             # Of a name that cannot be written for DNS, which is not an OSError.
             connection.abort()
             raise self.unavailable("its name cannot be resolved") from None
+        except Exception:
+            # Who waits for it must not wait for ever, nor any asking in the background end: whatever it is.
+            connection.abort()
+            log.exception("a connection to an upstream failed in a way it should not")
+            raise self.unavailable("the connection failed", ours=True) from None
         except BaseException:
             # Cancelled, perhaps in the tick in which the connection was made: it must not stay behind.
             connection.abort()
             raise
         if not connection.usable:
+            # Lost again before this task had its turn: there is nothing any more to send on.
             connection.abort()
             raise self.unavailable("it closed the connection at once")
         self.unreached_since = None
