@@ -286,11 +286,11 @@ def test_waits_in_vain_are_counted_apart() -> None:
     waits = history.waits(1000.0, ())
     assert Waits(p50_seconds=2.0, p95_seconds=2.0, in_vain=3) == waits["gpu"]
     told = document(readings(waits=waits))["upstreams"]["gpu"]
-    assert "half waited ≤ 2.0 s, 95 % ≤ 2.0 s; 3 gave up or timed out" == figures.waits_text(told)
-    assert "95 % got a slot at once; 3 gave up or timed out" == figures.waits_text(
+    assert "half waited ≤ 2.0 s, 95% ≤ 2.0 s; 3 gave up or timed out" == figures.waits_text(told)
+    assert "95% got a slot at once; 3 gave up or timed out" == figures.waits_text(
         told | {"wait_p50_seconds": 0.0, "wait_p95_seconds": 0.04}
     )
-    assert "half got a slot at once, 95 % waited ≤ 2.0 s; 3 gave up or timed out" == figures.waits_text(
+    assert "half got a slot at once, 95% waited ≤ 2.0 s; 3 gave up or timed out" == figures.waits_text(
         told | {"wait_p50_seconds": 0.0}
     )
 

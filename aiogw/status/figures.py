@@ -146,9 +146,9 @@ def estimate_text(one: Mapping[str, Any], row: Mapping[str, Any], now: float) ->
 
 def _waited(p50: float, p95: float) -> str:
     if p95 < 0.05:
-        return "95 % got a slot at once"
+        return "95% got a slot at once"
     return (
-        "half got a slot at once, 95 % waited" if p50 < 0.05 else f"half waited ≤ {seconds(p50)}, 95 %"
+        "half got a slot at once, 95% waited" if p50 < 0.05 else f"half waited ≤ {seconds(p50)}, 95%"
     ) + f" ≤ {seconds(p95)}"
 
 

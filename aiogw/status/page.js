@@ -82,8 +82,8 @@
     if (wait === undefined) return "-";
     return one.estimates_measured && wait > left ? "times out in " + seconds(left) : about(one, wait);
   };
-  const waited = (p50, p95) => p95 < .05 ? "95 % got a slot at once"
-    : (p50 < .05 ? "half got a slot at once, 95 % waited" : "half waited ≤ " + seconds(p50) + ", 95 %") + " ≤ " + seconds(p95);
+  const waited = (p50, p95) => p95 < .05 ? "95% got a slot at once"
+    : (p50 < .05 ? "half got a slot at once, 95% waited" : "half waited ≤ " + seconds(p50) + ", 95%") + " ≤ " + seconds(p95);
   const waitsText = one => [
     one.wait_p50_seconds === undefined ? "" : waited(one.wait_p50_seconds, one.wait_p95_seconds),
     one.waits_in_vain ? one.waits_in_vain + " gave up or timed out" : "",
@@ -319,7 +319,7 @@
         : lost ? "connection lost, trying again; as of " + asOf : "nothing heard since " + asOf + ", trying again");
     }
     if (!told) return;
-    if (!stale) { setKind(state, "live"); setText(state, told.draining ? "shutting down" : "live"); }
+    if (!stale) { setKind(state, told.draining ? "draining" : "live"); setText(state, told.draining ? "shutting down" : "live"); }
     if ((stale && shownOf === heardAt) || document.hidden) return;
     shownOf = heardAt;
     const now = stale ? told.time : Date.now() / 1000 + skew;

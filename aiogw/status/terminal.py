@@ -35,11 +35,12 @@ STYLES = {
 MARKS = {STREAM: "■", FIRST_BYTE: "◧", "settling": "╱", "free": "╌"}
 MARK_STYLES = STYLES | {STREAM: "rgb(60,150,220)", FIRST_BYTE: "rgb(240,180,41)"}
 SOFT, BAD, GOOD = "rgb(140,145,152)", "bold rgb(230,120,70)", "rgb(60,180,150)"
+WARN = "rgb(240,180,41)"
 # An upstream without tables, and with what makes it easier on the eye; what an empty table does not cost; then the
 # endings, which are never crowded out.
 SECTION_LINES, AIRY_LINES = 10, 11
 TABLE_LINES = 2
-# So much of it has to be left for tables before anything is spent on air.
+# As much as they need, and at most this, has to be left for tables before anything is spent on air.
 TABLE_ROOM = 12
 ENDINGS_LINES = 3 + 4
 
@@ -82,7 +83,7 @@ def view(told: Document, silent_seconds: float | None, *, width: int, height: in
     parts: list[RenderableType] = []
     bad = sum(not at["up"] for one in told["upstreams"].values() for at in one["endpoints"].values())
     beside = 1 + bad + (ENDINGS_LINES if told["endings"] else 0)
-    airy = height - beside - AIRY_LINES * len(told["upstreams"]) >= TABLE_ROOM
+    airy = height - beside - AIRY_LINES * len(told["upstreams"]) >= min(TABLE_ROOM, 2 * len(told["requests"]))
     room = height - beside - (AIRY_LINES if airy else SECTION_LINES) * len(told["upstreams"])
     rows = sorted(told["requests"].items(), key=lambda item: int(item[0]))
     for name, one in told["upstreams"].items():
@@ -105,8 +106,8 @@ def _head(told: Document, silent_seconds: float | None, stale: bool) -> Text:
     elif stale:
         text.append(f"▲ nothing heard for {figures.seconds(silent_seconds)}, trying again", style=BAD)
     else:
-        text.append("●", style=GOOD)
-        text.append(" shutting down" if told["draining"] else " live", style=SOFT)
+        mark, style, state = ("◐", WARN, " shutting down") if told["draining"] else ("●", GOOD, " live")
+        text.append(mark, style=style).append(state, style=SOFT)
     uptime = figures.seconds(told["time"] - told["started_at"])
     text.append(f"   {told['version']}, up {uptime}   Ctrl-C leaves", style=SOFT)
     return text

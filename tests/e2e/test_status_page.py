@@ -281,7 +281,7 @@ async def test_the_page_says_what_is_wrong(rig: Rig, browser: Browser) -> None:
     await browser.shows(lambda shown: only(shown)["tiles"][3].startswith("waits "))
     assert 503 == (await waits.response()).status
     await browser.shows(
-        lambda shown: only(shown)["newcomer"] == "last 5 min: 95 % got a slot at once; 1 gave up or timed out"
+        lambda shown: only(shown)["newcomer"] == "last 5 min: 95% got a slot at once; 1 gave up or timed out"
     )
     upstream.exchanges[1].answer()
     await running.response()
