@@ -42,17 +42,7 @@ POSITIONS_SECONDS = 1.0  # mutant: a choice, which the tests read from here
 class Admission(Ticket):
     """One request at the gate: waiting, then holding its slots until ``leave``."""
 
-    __slots__ = (
-        "_gate",
-        "_granted",
-        "_refused",
-        "deadline",
-        "entered_at",
-        "granted_at",
-        "position",
-        "timer",
-        "waited",
-    )
+    __slots__ = ("_gate", "_granted", "_refused", "deadline", "entered_at", "granted_at", "position", "timer", "waited")
 
     def __init__(
         self,
