@@ -182,6 +182,7 @@ def test_no_endpoint_at_all() -> None:
     assert isinstance(error, UpstreamUnavailable)
     assert ("reasoning", "no endpoint with room for it answers") == (error.upstream, error.reason)
     assert {"upstream_unavailable": 2} == dict(house.gate.statistics().refusals_total)
+    assert "upstream_unavailable" == house.gate.statistics().refuses
 
 
 def test_heavier_than_any_endpoint_and_heavier_than_those_that_answer() -> None:
