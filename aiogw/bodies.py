@@ -24,7 +24,12 @@ class HeldBody:
         """Hold ``size`` bytes from now on; raises MemoryFull, and holds what it held, where they are not to be had."""
         budget = self._budget
         if size > self.size and budget.held_bytes + size - self.size > budget.limit_bytes:
-            raise MemoryFull(limit_bytes=budget.limit_bytes, retry_after_seconds=RETRY_AFTER_SECONDS)
+            raise MemoryFull(
+                limit_bytes=budget.limit_bytes,
+                held_bytes=budget.held_bytes - self.size,
+                wanted_bytes=size,
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
         budget.held_bytes += size - self.size
         self.size = size
 

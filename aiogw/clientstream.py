@@ -129,25 +129,27 @@ class ClientStream:
         """Write ``data``, after the head if it is given, before the end if it is the last; one write for all."""
         if self.ended:
             return
-        if self.gone:
+        if self._transport is None or self._transport.is_closing():
             # aiohttp closes a connection that the client half-closes, and then waits for what is buffered to be taken:
             # until then nobody is told, and an upstream would go on for a client that wants nothing more.
             self._lose(CLIENT_GONE)
+            return
+        size = len(data)
+        self.bytes_written += size
+        if self._chunked and 0 < size < JOINED_BYTES and not last:
+            # A token, as nearly all that is ever sent.
+            self._write(b"%x\r\n%b\r\n" % (size, data))
             return
         pieces: list[bytes] = []
         if head is not None:
             pieces.append(self._start(head))
         if data:
-            self.bytes_written += len(data)
             if self._chunked:
-                if len(data) < JOINED_BYTES:
-                    pieces.append(b"%x\r\n%b\r\n" % (len(data), data))
-                else:
-                    pieces += (b"%x\r\n" % len(data), data, b"\r\n")
+                pieces += (b"%x\r\n" % size, data, b"\r\n")
             else:
                 pieces.append(data)
             if self._length_left is not None:
-                self._length_left -= len(data)
+                self._length_left -= size
         if last:
             self.ended = True
             if self._chunked:
@@ -157,7 +159,7 @@ class ClientStream:
                 self._lose(InternalFault.code)
                 return
         if pieces:
-            self._write(pieces)
+            self._write(*pieces)
 
     def break_off(self) -> None:
         """Close without a proper end, so that the client can tell the response from a whole one."""
@@ -221,14 +223,15 @@ class ClientStream:
         # The upstream's values were read as Latin-1, so that whatever bytes they have are the bytes they had.
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
 
-    def _write(self, pieces: list[bytes]) -> None:
-        assert self._transport is not None
+    def _write(self, *pieces: bytes) -> None:
+        transport = self._transport
+        assert transport is not None
         if len(pieces) == 1:
-            self._transport.write(pieces[0])
+            transport.write(pieces[0])
         else:
-            self._transport.writelines(pieces)
+            transport.writelines(pieces)
         self.written_at = time.monotonic()
-        if not self._full and self._buffered() > self._buffer_bytes:
+        if not self._full and transport.get_write_buffer_size() > self._buffer_bytes:
             self._full = True
             self._on_full()
             self._start_watch()

@@ -10,9 +10,10 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from aiogw.canonical import TokenUsage
 from aiogw.errors import GatewayError
@@ -67,6 +68,7 @@ class RequestRecord:
     status: int | None = None
     outcome: str = COMPLETED
     detail: str | None = None
+    figures: Mapping[str, float] = field(factory=dict)
     retry_after_seconds: int | None = None
     times_put_back: int = 0
     times_sent: int = 0
@@ -75,12 +77,14 @@ class RequestRecord:
         """It ends with ``error``, whatever its client is still told of it."""
         self.outcome = error.code
         self.detail = error.detail
+        self.figures = error.figures
         self.retry_after_seconds = error.retry_after
 
     @property
     def read_seconds(self) -> float | None:
-        """From the arrival of the request's head to its entry at the gate: what its body took to come."""
-        return None if self.entered_at is None else self.entered_at - self.arrived_at
+        """From the arrival of the request's head to its entry at the gate, or past it: what its body took to come."""
+        until = self.granted_at if self.entered_at is None else self.entered_at
+        return None if until is None else until - self.arrived_at
 
     @property
     def wait_seconds(self) -> float | None:
@@ -175,6 +179,7 @@ class RequestRecord:
             "phase": self.phase,
             "ended_by": self.ended_by,
             "detail": self.detail,
+            **self.figures,
             "retry_after_seconds": self.retry_after_seconds,
         }
         return {name: value for name, value in told.items() if value is not None}

@@ -92,6 +92,7 @@ class RelayedRequest:
         self._admission: Admission | None = None
         self._call: UpstreamCall | None = None
         self._left_at_work = False
+        self._flows = False
         self._error_head: ResponseHead | None = None
         self._error_body = bytearray()
         self._last_byte_at: float | None = None
@@ -211,10 +212,10 @@ class RelayedRequest:
     def _granted(self, admission: Admission) -> None:
         try:
             self._begin(admission)
-        except Exception as error:
-            # The gate, which logs it and refuses, has never heard of an id.
-            error.add_note(f"request_id={self._record.request_id}")
-            raise
+        except Exception:
+            # Not left to the gate, which has never heard of an id.
+            log.exception("it failed when its turn had come", extra={"fields": self._named})
+            self.fail(InternalFault())
 
     def _begin(self, admission: Admission) -> None:
         self._admission = admission
@@ -259,14 +260,25 @@ class RelayedRequest:
         else:
             self._step(head, data, False)
 
+    def response_data(self, data: bytes) -> None:
+        """A read that brought a token or two: the way that is gone most often by far."""
+        if not self._flows:
+            self.response_step(None, data, False)
+            return
+        self._last_byte_at = time.monotonic()
+        try:
+            self.stream.send(self._encoder.feed(data, last=False))
+        except Exception as error:
+            self._fail_on_answer(error)
+
     def response_failed(self, error: UpstreamFault) -> None:
         self._take_call()
         # Whoever closed the connection, only an engine that was never reached is surely not at work.
         self._left_at_work = not isinstance(error, UpstreamUnavailable)
-        if self._left_at_work or not self._wait_again():
+        if self._left_at_work or not self._wait_again(error):
             self.fail(error)
 
-    def _wait_again(self) -> bool:
+    def _wait_again(self, error: UpstreamFault) -> bool:
         """Not one byte has gone out, and the endpoint is none any more: another one may have a slot, now or later."""
         if self._admission is None:
             return False
@@ -274,7 +286,8 @@ class RelayedRequest:
         endpoint, self._record.times_put_back = self._record.endpoint, self._record.times_put_back + 1
         waits = self._admission.put_back()  # it may be granted again before this returns
         if waits:
-            log.info("it waits again, its endpoint is gone", extra={"fields": {**self._named, "endpoint": endpoint}})
+            fields = {**self._named, "endpoint": endpoint, "detail": error.detail}
+            log.info("it waits again, its endpoint is gone", extra={"fields": fields})
         else:
             self._record.granted_at = granted_at
             self._record.times_put_back -= 1
@@ -283,11 +296,14 @@ class RelayedRequest:
     def _step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
         try:
             self._take(head, data, ended)
-        except GatewayError as error:
-            self.fail(error)
-        except Exception:
-            log.exception("it failed on its upstream's answer", extra={"fields": self._named})
-            self.fail(InternalFault())
+        except Exception as error:
+            self._fail_on_answer(error)
+
+    def _fail_on_answer(self, error: Exception) -> None:
+        if not isinstance(error, GatewayError):
+            log.error("it failed on its upstream's answer", exc_info=error, extra={"fields": self._named})
+            error = InternalFault()
+        self.fail(error)
 
     def _take(self, head: ResponseHead | None, data: bytes, ended: bool) -> None:
         if self._ended.done():
@@ -304,6 +320,7 @@ class RelayedRequest:
         out = self._encoder.feed(data, last=ended)
         starting = None if self.stream.started else self._encoder.head
         self.stream.send(out, head=starting, last=ended)
+        self._flows = self.stream.started and self._last_byte_at is not None
         if ended:
             self._record.usage = self._encoder.usage
         if ended and not self._ended.done():

@@ -1422,6 +1422,10 @@ class Outcome:
         if ended:
             self.over.set()
 
+    def response_data(self, data: bytes) -> None:
+        assert data
+        self.response_step(None, data, False)
+
     def response_failed(self, error: UpstreamFault, *, untouched: bool | None = None) -> None:
         assert not self.over.is_set()
         self.error = error

@@ -8,7 +8,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import attrs
 
-from aiogw.errors import GatewayError
+from aiogw.errors import GatewayError, Occupancy
+
+# An upstream at which nothing is free.
+OCCUPANCY = Occupancy(slots_in_use=5, slots_settling=1, cap=6, waiting=8, queue_limit=8)
 
 
 def leaves(root: type[GatewayError] = GatewayError) -> Iterator[type[GatewayError]]:
@@ -34,6 +37,10 @@ def specimens() -> list[GatewayError]:
 def _value(name: str, type_: Any) -> Any:
     if type(None) in get_args(type_):
         return _value(name, get_args(type_)[0])
+    if attrs.has(type_):
+        return type_(
+            **{field.name: _value(field.name, get_type_hints(type_)[field.name]) for field in attrs.fields(type_)}
+        )
     if get_origin(type_) is tuple:
         return (f"the-{name}-1", f"the-{name}-2")
     if get_origin(type_) is Mapping:

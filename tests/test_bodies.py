@@ -34,7 +34,7 @@ def test_a_byte_too_many() -> None:
     with pytest.raises(MemoryFull) as refused:
         other.resize(41)
     assert (90, 30) == (budget.held_bytes, other.size)
-    assert 100 == refused.value.limit_bytes
+    assert (100, 60, 41) == (refused.value.limit_bytes, refused.value.held_bytes, refused.value.wanted_bytes)
     assert 1 <= refused.value.retry_after_seconds <= 60
     one.release()
     other.resize(100)

@@ -86,3 +86,14 @@ def test_a_fault_outlives_its_file(tmp_path: Path) -> None:
     placed = config.place(error, tmp_path / "gateway.toml")
     assert [f"{tmp_path}/gateway.toml:3:10: server.listen: no"] == placed.faults
     assert placed is config.place(placed, tmp_path / "nowhere")
+
+
+def test_a_mark_of_byte_order_is_no_part_of_a_file(tmp_path: Path) -> None:
+    """Editors of Windows write one before UTF-8 text; columns are those without it, as editors count them."""
+    file = tmp_path / "gateway.toml"
+    file.write_bytes(b"\xef\xbb\xbf" + SOUND.encode())
+    assert config.loads(SOUND) == config.load(file)
+    file.write_bytes(b"\xef\xbb\xbfa = 1 2")
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert [f"{file}:1:7: not valid TOML: expected the end of the line"] == caught.value.faults

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,16 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rig import RawClient, eventually
 
 from aiogw import __version__, cli, config
 
 EXAMPLE = Path(__file__).parent.parent / "etc" / "gateway.toml"
 
 
-def run(*arguments: str | Path, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+COMMAND = [sys.executable, "-m", "aiogw"]
+
+
+def run(*arguments: str | Path, timeout: float = 30, given: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, as a shell would start it."""
-    command = [sys.executable, "-m", "aiogw", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.fixture
@@ -95,6 +101,15 @@ def test_show_prints_what_is_in_effect(capsys: pytest.CaptureFixture[str], tmp_p
         (("--config",), "expected one argument"),
         (("serve", "--config", "x"), "invalid choice: 'serve'"),
         (("--config", "x", "--port=80"), "unrecognized arguments: --port=80"),
+        (("--config", "-"), "run needs a file"),
+        (("run", "--config", "-"), "run needs a file"),
+        (("explain", ""), "no request has this id: ''"),
+        (("explain", "a b"), "no request has this id: 'a b'"),
+        (("status",), "--admin or --config"),
+        *(
+            (("status", "--admin", text), f"expected http://HOST:PORT, HOST:PORT or unix:/PATH, found {text!r}")
+            for text in ("", "unix:", "unix:x", "http://", "http://[::1", "ftp://x:1", "x:99999", "x:0", "a:b:c")
+        ),
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str) -> None:
@@ -144,6 +159,93 @@ def test_a_key_that_cannot_be_used_is_told_where_its_file_is_named(
     assert ("", expected) == capsys.readouterr()
 
 
+# -- standard input and output --------------------------------------------------------------------------------------
+
+
+def test_a_configuration_from_standard_input(file: Callable[..., Path]) -> None:
+    """check and show read it there, for what is made by another program; a fault has its line and column."""
+    text = file().read_text()
+    done = run("check", "--config", "-", given=text)
+    assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
+    assert config.loads(text) == config.loads(run("show", "--config", "-", given=text).stdout)
+    done = run("check", "--config", "-", given="a = 1 2")
+    assert (2, "<stdin>:1:7: not valid TOML: expected the end of the line\n") == (done.returncode, done.stderr)
+
+
+def test_a_fault_of_files_from_standard_input_has_its_place(file: Callable[..., Path]) -> None:
+    """What only shows when the files are read is looked up in a text that can be read only once."""
+    holder = '[auth.keys.alice]\nfile = "/nonexistent/alice"\nmodels = "all"\nqueue_places = 1\n'
+    text = file(('mode = "none"', f'mode = "keys"\n{holder}')).read_text()
+    line = 1 + text.split("\n").index('file = "/nonexistent/alice"')
+    done = run("check", "--config", "-", given=text)
+    assert (2, f"<stdin>:{line}:8: auth.keys.alice.file: ") == (done.returncode, done.stderr.partition("/non")[0])
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [(("check", "--config", "-"), 2), (("explain", "x"), 1)], ids=["check", "explain"]
+)
+def test_standard_input_that_is_closed(command: tuple[str, ...], code: int) -> None:
+    """It is said, and not with a traceback."""
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "sh", *COMMAND, *command], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (code, "") == (done.returncode, done.stdout)
+    assert re.fullmatch(".*: bad file descriptor\n", done.stderr)
+
+
+WRITERS = [("schema",), ("show", "--config", str(EXAMPLE)), ("show", "--config", str(EXAMPLE), "--client", "curl")]
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=["schema", "show", "client"])
+def test_who_reads_no_further_is_no_fault(command: tuple[str, ...]) -> None:
+    """``| head -1`` gets its line, and nothing is said of the rest."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as output:
+        done = subprocess.run([*COMMAND, *command], stdout=output, stderr=subprocess.PIPE, timeout=30, check=False)
+    assert (0, b"") == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "reason"), [(">/dev/full", "no space left on device"), (">&-", "bad file descriptor")]
+)
+@pytest.mark.parametrize("command", WRITERS, ids=["schema", "show", "client"])
+def test_what_cannot_be_written(command: tuple[str, ...], redirection: str, reason: str) -> None:
+    """Half a configuration is not taken for a whole one: exit code 1, and why."""
+    shell = ["sh", "-c", f'"$@" {redirection}', "sh", *COMMAND, *command]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=30, check=False)
+    assert (1, f"aiogw: standard output: {reason}\n") == (done.returncode, done.stderr)
+
+
+def test_an_encoding_that_lacks_a_sign(tmp_path: Path) -> None:
+    """What a client has chosen is shown as well as the terminal can; a log that is no UTF-8 is read all the same."""
+    log = tmp_path / "aiogw.log"
+    line = '2026-12-01T10:00:05.000Z info aiogw.access: request request_id=a model="f\\u00fcr" outcome=completed\n'
+    log.write_bytes(b"caf\xe9\n" + line.encode())
+    done = subprocess.run(
+        [*COMMAND, "explain", "a", log],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "model f?r" in done.stdout
+    assert done.stdout == run("explain", "a", "-", given=line).stdout.replace("für", "f?r")
+
+
+def test_who_interrupts_has_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C ends a command that waits for its input or an answer, with the exit code that shells know."""
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_explain", interrupted)
+    assert 130 == cli.main(["explain", "x"])
+    assert ("", "") == capsys.readouterr()
+
+
 # -- running --------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +287,25 @@ def test_it_runs_until_it_is_told_to_stop(file: Callable[..., Path]) -> None:
         out, err = process.communicate(timeout=20)
     assert (0, "") == (process.returncode, out)
     assert err.splitlines()[-1].endswith("stopped")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+async def test_it_runs_without_standard_streams(file: Callable[..., Path], tmp_path: Path, closed: str) -> None:
+    """Who starts it with them closed has a gateway that serves, and that ends in order."""
+    path = tmp_path / "gateway.sock"
+    arguments = [*COMMAND, "--config", str(file(('\nlisten = "127.0.0.1:0"', f'\nlisten = "unix:{path}"')))]
+    process = await asyncio.create_subprocess_exec("sh", "-c", f'exec "$@" {closed}', "sh", *arguments)
+    try:
+        await eventually(path.exists)
+        client = await RawClient.connect(str(path))
+        await client.request("GET", "/v1/models", None)
+        assert 200 == (await client.response()).status
+        client.close()
+        process.terminate()
+        assert 0 == await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
 
 
 TOLD_WHILE_IT_STARTS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -795,27 +796,27 @@ CROSS_FAULTS: list[tuple[str, list[tuple[Key, Any]], str]] = [
     (
         "model-at-two-upstreams",
         [(("upstreams", "embeddings", "models"), ["embeddings", "org/big"])],
-        'upstreams.embeddings.models.1: "org/big" already belongs to upstreams.reasoning',
+        'upstreams.embeddings.models.1: "org/big" is already a model of upstreams.reasoning',
     ),
     (
         "model-twice-at-one-upstream",
         [(("upstreams", "reasoning", "models"), ["reasoning", "a", "a"])],
-        'upstreams.reasoning.models.2: "a" already belongs to upstreams.reasoning',
+        'upstreams.reasoning.models.2: "a" is already a model of this upstream',
     ),
     (
         "alias-that-is-a-model",
         [((*DIALECT[:2], "aliases"), {"org/big": "reasoning"})],
-        'upstreams.reasoning.aliases."org/big": already the name of a model of upstreams.reasoning',
+        'upstreams.reasoning.aliases."org/big": already a model of this upstream',
     ),
     (
         "model-that-is-an-alias-elsewhere",
         [(("upstreams", "embeddings", "models"), ["claude-reasoning"])],
-        'upstreams.embeddings.models.0: "claude-reasoning" already belongs to upstreams.reasoning',
+        'upstreams.embeddings.models.0: "claude-reasoning" is already an alias of upstreams.reasoning',
     ),
     (
         "alias-for-two-models",
         [(("upstreams", "embeddings", "aliases"), {"claude-reasoning": "embeddings"})],
-        "upstreams.embeddings.aliases.claude-reasoning: already the name of a model of upstreams.reasoning",
+        "upstreams.embeddings.aliases.claude-reasoning: already an alias of upstreams.reasoning",
     ),
     (
         "alias-of-no-model",
@@ -1052,7 +1053,7 @@ def test_notes_of_others_are_no_part_of_a_path() -> None:
     error = ValueError("x")
     error.add_note("somebody else's")
     error.add_note(AttributeValidationNote("structuring", "cap", int))
-    assert ["cap: x"] == [str(one) for one in value_faults(BaseValidationError("x", [error], Config), {})]
+    assert ["cap: x"] == [str(one) for one in value_faults(BaseValidationError("x", [error], Config), {}, {})]
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -1061,8 +1062,7 @@ def test_notes_of_others_are_no_part_of_a_path() -> None:
 def test_a_syntax_error_has_its_line() -> None:
     """What is not TOML is said with the place where it stops to be."""
     (fault,) = faults_of("[server]\nlisten = \n")
-    assert fault.startswith("not valid TOML: ")
-    assert "line 2" in fault
+    assert re.fullmatch(r"not valid TOML: expected a value: .* \(line 2, column 10\)", fault)
 
 
 @pytest.mark.parametrize(
@@ -1074,6 +1074,41 @@ def test_what_is_not_toml(text: str) -> None:
     """Every way not to be TOML is one fault, also those that tomllib has no error of its own for."""
     (fault,) = faults_of(text)
     assert fault.startswith("not valid TOML: ")
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "expected"),
+    [
+        (("cap =", "capp ="), ["upstreams.reasoning.admission.capp: unknown key; did you mean cap?"]),
+        (("\nurl =", "\nurls ="), ["upstreams.reasoning.urls: unknown key; did you mean url?"]),
+        (("engine_slots =", "engineslots ="), ["admission.engineslots: unknown key; did you mean engine_slots?"]),
+        (("reasoning.admission]", "reasoning.admision]"), ["reasoning.admision: unknown key; did you mean admission?"]),
+        (("auth.keys", "auth.kyes"), ["auth.kyes: unknown key; did you mean keys?"]),
+        # In what was put right, all else is found, by the names that the file has.
+        (
+            ("admission]\nengine_slots = 8\ncap = 6", "admision]\nengine_slots = 8\ncapp = 8"),
+            [
+                "upstreams.reasoning.admision: unknown key; did you mean admission?",
+                "upstreams.reasoning.admision.capp: unknown key; did you mean cap?",
+                "upstreams.reasoning.admision.capp: expected less than engine_slots (8), found an integer (8)",
+            ],
+        ),
+        # One that is there, or that is meant twice, is no other's name.
+        (("cap = 6", "cap = 6\ncapp = 7"), ["admission.capp: unknown key; did you mean cap?"]),
+        (
+            ("cap = 6", "capp = 6\ncapq = 6"),
+            ["admission.capp: unknown key; did you mean cap?", "admission.capq: unknown key; did you mean cap?"],
+        ),
+    ],
+    ids=lambda value: value[1][:20] if isinstance(value, tuple) else "",
+)
+def test_a_misspelt_key_is_one_fault(misspelt: tuple[str, str], expected: list[str]) -> None:
+    """It is not missing as well under its right name, and nothing that follows from that is told."""
+    assert misspelt[0] in TEXT
+    faults = faults_of(TEXT.replace(*misspelt, 1))
+    assert len(expected) == len(faults), faults
+    for words, fault in zip(expected, faults, strict=True):
+        assert words in fault
 
 
 def test_an_empty_file_lacks_everything() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from specimens import leaves, specimen, specimens
+from specimens import OCCUPANCY, leaves, specimen, specimens
 
 from aiogw.errors import (
     ClientFault,
@@ -54,11 +54,12 @@ def test_a_sentence_names_the_fields(error: GatewayError) -> None:
         "Draining": {"upstream"},
         # Safe to send again; when, is in the header.
         "UpstreamUnavailable": {"retry_after_seconds"},
-        # An estimate is told without its fractions.
-        "QueueFull": {"estimated_seconds"},
-        "QueuePlacesTaken": {"estimated_seconds"},
-        "QueueTimeout": {"estimated_seconds"},
-        "QueueTooSlow": {"estimated_seconds"},
+        # An estimate is told without its fractions; how others fare is not this client's business.
+        "QueueFull": {"estimated_seconds", "occupancy"},
+        "QueuePlacesTaken": {"estimated_seconds", "occupancy"},
+        "QueueTimeout": {"estimated_seconds", "occupancy"},
+        "QueueTooSlow": {"estimated_seconds", "occupancy"},
+        "MemoryFull": {"held_bytes", "wanted_bytes"},
         # Its own words are passed on as they are.
         "UpstreamStatus": {"upstream", "upstream_status", "error", "upstream_retry_after_seconds"},
     }
@@ -159,7 +160,7 @@ def test_a_wrong_method_names_the_right_ones() -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(60.0, "60 s"), (0.5, "0.5 s"), (12.345, "12.345 s")])
 def test_seconds_are_shown_as_a_person_writes_them(seconds: float, shown: str) -> None:
     """Sixty seconds are 60 s, not 60.0 s."""
-    error = QueueTimeout(upstream="reasoning", waited_seconds=seconds, retry_after_seconds=1)
+    error = QueueTimeout(upstream="reasoning", occupancy=OCCUPANCY, waited_seconds=seconds, retry_after_seconds=1)
     assert f"within {shown};" in error.message
     silence = UpstreamTimeout(upstream="reasoning", waiting_for="the first byte", timeout_seconds=seconds)
     assert f"silent for {shown} while the first byte was due" in silence.message

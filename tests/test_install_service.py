@@ -70,6 +70,8 @@ def test_everything_is_in_its_place(installed: Path) -> None:
     assert os.access(program, os.X_OK)
     assert program.read_text().startswith("#!/opt/aiogw/bin/python")
     assert "" == python(installed, "check", "--config", str(configuration))
+    watching = "import rich, aiohttp_sse_client.client; from aiogw.status import terminal"
+    subprocess.run([program.parent / "python", "-c", watching], cwd=installed, env={}, timeout=60, check=True)
 
 
 def test_twice_is_once(source: Path, installed: Path) -> None:
@@ -128,14 +130,32 @@ def test_an_upgrade_keeps_what_is_yours(source: Path, root: Path, tmp_path: Path
 
 def test_removed_is_all_but_the_configuration(source: Path, root: Path) -> None:
     """That goes with --purge only; what is not there is no fault."""
-    configuration = root / "etc" / "aiogw"
-    assert f"{configuration} stays; --purge removes it\n" in install(source, root, "--uninstall")
-    assert not (root / "opt" / "aiogw").exists()
-    assert [] == list((root / "etc/systemd/system").iterdir())
-    assert (configuration / "gateway.toml").exists()
+    units = root / "etc/systemd/system"
+    drop_in = units / "aiogw.service.d"
+    drop_in.mkdir()
+    (drop_in / "override.conf").write_text("[Service]\n")
+    for target, unit in (("multi-user", "service"), ("sockets", "socket")):
+        link = units / f"{target}.target.wants" / f"aiogw.{unit}"
+        link.parent.mkdir()
+        link.symlink_to(f"/etc/systemd/system/aiogw.{unit}")
+    mine = [root / "etc/aiogw", drop_in]
+    told = install(source, root, "--uninstall")
+    assert [f"{one} stays; --purge removes it" for one in mine] == told.splitlines()[1:]
+    left = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+    assert {"etc/aiogw/gateway.toml", "etc/systemd/system/aiogw.service.d/override.conf"} == left
     install(source, root, "--uninstall", "--purge")
-    assert not configuration.exists()
+    assert [] == list(root.iterdir())
     install(source, root, "--uninstall")
+
+
+def test_what_others_have_in_the_root_stays(source: Path, root: Path) -> None:
+    """Nothing is removed that was not installed, and no folder with something in it."""
+    others = [root / "opt/other/file", root / "etc/systemd/system/sockets.target.wants/other.socket"]
+    for other in others:
+        other.parent.mkdir(parents=True)
+        other.write_text("x")
+    install(source, root, "--uninstall", "--purge")
+    assert set(others) == {path for path in root.rglob("*") if not path.is_dir()}
 
 
 def test_what_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
+from specimens import OCCUPANCY
 
 from aiogw.auth import Authenticator
 from aiogw.bodies import BodyBudget
@@ -37,7 +38,7 @@ MAX_BODY_BYTES = 4096
 LIMITS = BodyLimits(max_bytes=MAX_BODY_BYTES, timeout_seconds=5, min_bytes_per_second=65536)
 BODY = {"model": "reasoning", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
 PATHS = {"openai": "/v1/chat/completions", "anthropic": "/llm/v1/messages"}
-FULL = QueueFull(upstream="reasoning", retry_after_seconds=9, cap=6, queue_limit=8)
+FULL = QueueFull(upstream="reasoning", retry_after_seconds=9, occupancy=OCCUPANCY)
 
 Handle = Callable[[CanonicalRequest], Awaitable[None]]
 Client = TestClient[web.Request, web.Application]

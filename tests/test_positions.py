@@ -12,7 +12,7 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiogw.config.positions import Key, Positions
+from aiogw.config.positions import Key, Positions, of_syntax_error
 
 TEXTS = {
     "empty": "",
@@ -128,3 +128,56 @@ def test_depth_is_what_tomllib_can_take() -> None:
     check_depth = "a = " + "[" * depth + "]" * depth
     tomllib.loads(check_depth)
     assert (1, 5 + depth - 1) == Positions(check_depth).of(("a", *[0] * (depth - 1)))
+
+
+# -- what is no TOML ------------------------------------------------------------------------------------------------
+
+NOT_TOML = (
+    *("a", "a b = 1", "[server", "listen = ", 'listen = "a', "listen = [1", "a = 1\na = 2", "[a]\n[a]", "a = {b=1"),
+    *(
+        "a = 1 b = 2",
+        'a = "\\q"',
+        'a = "x\n"',
+        "[[a]",
+        "a = 01",
+        "a = yes",
+        "= 1",
+        "a.b = 1\na = 2",
+        "a = {b=1}\n[a.c]",
+    ),
+    *(
+        "a = {b=1,b=2}",
+        'a = """x',
+        "a = 'x",
+        "a = 2020-13-01",
+        'a = "\\uD800"',
+        'a = "\\ud"',
+        "a = [1 2]",
+        "[]",
+        "[a]]",
+    ),
+    *(
+        "a: 1",
+        "a = True",
+        'a = "\x01"',
+        "# \x01",
+        "a = {\nb=1}",
+        "a = {b=1}\na.c=2",
+        "a=[]\n[[a]]",
+        "[a]\n[[a]]",
+        "a.b=1\n[a]",
+    ),
+    *("a = \u201cx\u201d", 'a = """\\\n\\d"""', "a = " + "1" * 5000, "a = " + "[" * 50_000),
+)
+
+
+@pytest.mark.parametrize("text", NOT_TOML, ids=lambda text: text[:16])
+def test_what_is_no_toml_is_said_in_our_words(text: str) -> None:
+    """None of the parser's own, which begin with a capital, speak of namespaces, and have a place of their own form."""
+    with pytest.raises((ValueError, RecursionError)) as caught:
+        tomllib.loads(text)
+    reason, where = of_syntax_error(text, caught.value)
+    assert not reason[0].isupper()
+    assert "(at " not in reason
+    assert str(caught.value).partition(" (at ")[0] != reason
+    assert where is None or 1 <= where[0] <= 1 + text.count("\n")

@@ -11,13 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from specimens import specimens
+from specimens import OCCUPANCY, specimens
 
-from aiogw.errors import UpstreamUnavailable
+from aiogw.errors import (
+    GatewayError,
+    QueueFull,
+    QueuePlacesTaken,
+    QueueRefusal,
+    QueueTimeout,
+    QueueTooSlow,
+    UpstreamUnavailable,
+)
 from aiogw.record import (
     COMPLETED,
     JsonFormatter,
@@ -237,6 +246,26 @@ def test_what_is_known_of_a_failure() -> None:
     assert ("upstream_unavailable", "connection refused", 7) == (one.outcome, one.detail, one.retry_after_seconds)
 
 
+QUEUE = {"slots_in_use": 5, "slots_settling": 1, "cap": 6, "waiting": 8, "queue_limit": 8, "estimated_seconds": 12.3457}
+
+
+@pytest.mark.parametrize(
+    ("error", "figures"),
+    [
+        (QueueFull, QUEUE),
+        (QueuePlacesTaken, QUEUE | {"queue_places": 4}),
+        (QueueTimeout, QUEUE),
+        (QueueTooSlow, QUEUE | {"queue_timeout_seconds": 10}),
+    ],
+)
+def test_the_figures_of_a_refusal_by_the_queue(error: type[QueueRefusal], figures: dict[str, float]) -> None:
+    """What was taken, of how many, who waited, the estimate, and the limit that it was measured by."""
+    more = {"queue_places": 4, "waited_seconds": 11.0, "queue_timeout_seconds": 10}
+    own = {name: value for name, value in more.items() if name in {one.name for one in attrs.fields(error)}}
+    refusal = error(upstream="u", occupancy=OCCUPANCY, estimated_seconds=12.34567, retry_after_seconds=7, **own)
+    assert figures == refusal.figures
+
+
 def test_what_happened_more_than_once() -> None:
     """Going back to the queue and being sent again are told when they happened."""
     told = record(times_sent=2, times_put_back=1).fields()
@@ -274,6 +303,17 @@ def test_the_line_of_a_request_is_as_the_schema_says() -> None:
     assert not valid({name: value for name, value in whole.items() if name != "phase"})
     assert valid(head | {"logger": "aiogw.app", "message": "stopped"})
     assert not valid(head | {"logger": "aiogw.app", "outcome": "completed"})
+
+
+@pytest.mark.parametrize("error", specimens(), ids=lambda error: error.code)
+def test_the_line_of_a_refusal_has_the_figures_it_rests_on(error: GatewayError) -> None:
+    """Whoever asks later why it was refused is told the limit it ran into, by its name, and what there was of it."""
+    one = record(ended_at=101.0)
+    one.fail(error)
+    told = one.fields()
+    assert {} == {name: value for name, value in error.figures.items() if told[name] != value}
+    head = {"time": "2027-01-15T08:00:00.999Z", "level": "info", "logger": "aiogw.access", "message": "request"}
+    assert valid(head | told)
 
 
 def test_what_an_answer_says_of_the_queue() -> None:

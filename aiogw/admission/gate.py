@@ -158,13 +158,11 @@ class UpstreamGate:
             if self._is_hopeless(admission.weight, limits):
                 raise self._counted(self._too_slow_error(admission.weight, limits))
         if not self._queue.enter(admission):
-            assert limits is not None
             estimated_seconds = self._newcomer_waits_seconds(admission.weight)
             raise self._counted(
                 QueueFull(
                     upstream=self._upstream,
-                    cap=self._queue.statistics().cap or limits.cap,  # mutant: with none, nobody comes as far as here
-                    queue_limit=limits.queue_limit,
+                    occupancy=self.statistics().occupancy,
                     estimated_seconds=estimated_seconds,
                     retry_after_seconds=self._retry_after_seconds(admission.weight),
                 )
@@ -378,6 +376,7 @@ class UpstreamGate:
         estimated_seconds = self._newcomer_waits_seconds(admission.weight)
         error = QueueTimeout(
             upstream=self._upstream,
+            occupancy=self.statistics().occupancy,
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
             estimated_seconds=estimated_seconds,
             retry_after_seconds=self._retry_after_seconds(admission.weight),
@@ -398,6 +397,7 @@ class UpstreamGate:
     def _too_slow_error(self, weight: int, limits: Limits) -> QueueTooSlow:
         return QueueTooSlow(
             upstream=self._upstream,
+            occupancy=self.statistics().occupancy,
             estimated_seconds=self._newcomer_waits_seconds(weight),
             queue_timeout_seconds=limits.queue_timeout_seconds,
             retry_after_seconds=self._retry_after_seconds(weight),
@@ -428,6 +428,7 @@ class UpstreamGate:
         estimated_seconds = self._newcomer_waits_seconds(weight)
         return QueuePlacesTaken(
             upstream=self._upstream,
+            occupancy=self.statistics().occupancy,
             queue_places=places,
             estimated_seconds=estimated_seconds,
             retry_after_seconds=self._retry_after_seconds(weight),

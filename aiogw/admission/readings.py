@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from aiogw.errors import Occupancy
+
 
 @frozen(kw_only=True)
 class Limits:
@@ -71,6 +73,16 @@ class GateStatistics:
     def makes_newcomers_wait(self) -> bool:
         full = self.cap is not None and self.slots_in_use + self.slots_settling >= self.cap
         return full or self.waiting > 0
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return Occupancy(
+            slots_in_use=self.slots_in_use,
+            slots_settling=self.slots_settling,
+            cap=self.cap or 0,  # mutant: with none, nobody is refused by the queue
+            waiting=self.waiting,
+            queue_limit=self.queue_limit,
+        )
 
 
 @frozen(kw_only=True)

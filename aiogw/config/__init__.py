@@ -6,8 +6,13 @@ are used for.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NewType, get_args, get_type_hints
 
@@ -17,7 +22,7 @@ from cattrs.errors import BaseValidationError
 from cattrs.gen import make_dict_structure_fn
 
 from aiogw.canonical import Engine
-from aiogw.config.faults import Finding, cross_faults, placed, value_faults
+from aiogw.config.faults import Finding, as_meant, as_written, cross_faults, placed, syntax_fault, value_faults
 from aiogw.config.positions import Key, line_and_column
 from aiogw.config.values import (
     Aliases,
@@ -39,6 +44,7 @@ from aiogw.config.values import (
 )
 
 __all__ = [
+    "STANDARD_INPUT",
     "AdmissionConfig",
     "AuthConfig",
     "Config",
@@ -62,6 +68,8 @@ __all__ = [
 
 Unlimited = Literal["unlimited"]
 All = Literal["all"]
+
+STANDARD_INPUT = Path("-")
 
 _engine = Engine(model="")
 
@@ -221,12 +229,12 @@ def tables(type_: Any = Config, header: str = "") -> Iterator[tuple[str, type[An
 
 
 def load(path: Path) -> Config:
-    """Read and validate the file at ``path``; raises ConfigError, also for a file that cannot be read."""
+    """Read and validate a file, or STANDARD_INPUT; raises ConfigError, also for what cannot be read."""
     text = _read(path)
     try:
         return loads(text)
     except ConfigError as error:
-        raise ConfigError(placed(error.findings, text, str(path))) from None
+        raise ConfigError(placed(error.findings, text, _name(path))) from None
 
 
 def place(error: ConfigError, path: Path) -> ConfigError:
@@ -234,22 +242,35 @@ def place(error: ConfigError, path: Path) -> ConfigError:
     if all(one.place for one in error.findings):
         return error
     try:
-        return ConfigError(placed(error.findings, _read(path), str(path)))
+        return ConfigError(placed(error.findings, _read(path), _name(path)))
     except ConfigError:
         return error
 
 
 def _read(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        # Editors of Windows begin a file with this mark, which is no part of its text.
+        content = (_standard_input() if path == STANDARD_INPUT else path.read_bytes()).removeprefix(BOM_UTF8)
     except OSError as error:
-        raise ConfigError([Finding(text=(error.strerror or str(error)).lower(), place=str(path))]) from None
+        raise ConfigError([Finding(text=(error.strerror or str(error)).lower(), place=_name(path))]) from None
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         before = content[: error.start].decode()
         line, column = line_and_column(before, len(before))
-        raise ConfigError([Finding(text="not UTF-8 text", place=f"{path}:{line}:{column}")]) from None
+        raise ConfigError([Finding(text="not UTF-8 text", place=f"{_name(path)}:{line}:{column}")]) from None
+
+
+def _name(path: Path) -> str:
+    return "<stdin>" if path == STANDARD_INPUT else str(path)
+
+
+@cache
+def _standard_input() -> bytes:
+    """What was there to read: only once, however many faults have to be placed in it."""
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return sys.stdin.buffer.read()
 
 
 def loads(text: str) -> Config:
@@ -258,17 +279,26 @@ def loads(text: str) -> Config:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         # Not only TOMLDecodeError: an integer of thousands of digits and deep nesting have errors of their own.
-        raise ConfigError([Finding(text=f"not valid TOML: {error}")]) from None
-    findings: list[Finding] = []
-    config: Config | None = None
-    try:
-        config = _converter.structure(raw, Config)
-    except BaseValidationError as error:
-        findings = list(value_faults(error, _HOMES))
-    findings += cross_faults(raw)
+        raise ConfigError([syntax_fault(text, error)]) from None
+    misspelt: list[Finding] = []
+    while True:
+        config, findings = _structure(raw)
+        found = [one for one in findings if one.meant is not None]
+        if not found:
+            break
+        misspelt += found
+        raw = as_meant(raw, found)
+    findings = [*misspelt, *findings, *cross_faults(raw)]
     if findings or config is None:
-        raise ConfigError(findings)
+        raise ConfigError([as_written(one, misspelt) for one in findings])
     return config
+
+
+def _structure(raw: Mapping[str, Any]) -> tuple[Config | None, list[Finding]]:
+    try:
+        return _converter.structure(raw, Config), []
+    except BaseValidationError as error:
+        return None, list(value_faults(error, _HOMES, raw))
 
 
 def dumps(config: Config) -> str:

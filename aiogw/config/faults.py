@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from operator import itemgetter
 from typing import Any
 
@@ -17,16 +18,23 @@ from cattrs.errors import (
 )
 
 from aiogw.config.positions import Key, Positions, of_syntax_error
-from aiogw.config.values import Fault, listen_address, nearest, shown, toml, upstream_address
+from aiogw.config.values import Fault, closest, listen_address, nearest, shown, toml, upstream_address
+
+NOT_TOML = "not valid TOML"
 
 
 @frozen(kw_only=True)
 class Finding:
-    """One thing that is wrong: with the value at ``key``, or with its name.  ``place`` is "FILE:LINE:COLUMN"."""
+    """One thing that is wrong: with the value at ``key``, or with its name.  ``place`` is "FILE:LINE:COLUMN".
+
+    ``meant`` is the key that is probably meant, and is not there; ``other`` has what it collides with.
+    """
 
     text: str
     key: Key = ()
     is_of_name: bool = False
+    meant: str | None = None
+    other: Key = ()
     place: str | None = None
 
     def __str__(self) -> str:
@@ -40,25 +48,63 @@ def placed(findings: Sequence[Finding], text: str, file: str) -> list[Finding]:
     except (ValueError, RecursionError) as error:
         reason, where = of_syntax_error(text, error)
         place = f"{file}:{where[0]}:{where[1]}" if where else file
-        return [Finding(text=f"not valid TOML: {reason}", place=place)]
+        return [Finding(text=f"{NOT_TOML}: {reason}", place=place)]
     positions = Positions(text)
     places = [positions.of_name(one.key) if one.is_of_name else positions.of(one.key) for one in findings]
     ordered = sorted(zip(places, findings, strict=True), key=itemgetter(0))
-    return [evolve(one, place=f"{file}:{line}:{column}") for (line, column), one in ordered]
+    found = []
+    for (line, column), one in ordered:
+        other = "" if not one.other else " (see line {}, column {})".format(*positions.of_name(one.other))
+        found.append(evolve(one, text=one.text + other, place=f"{file}:{line}:{column}"))
+    return found
 
 
-def value_faults(error: BaseException, homes: Mapping[str, str], key: Key = ()) -> Iterator[Finding]:
-    """One for each leaf of cattrs' tree of errors.  ``homes`` has the one table of a key."""
+def syntax_fault(text: str, error: ValueError | RecursionError) -> Finding:
+    """The fault of a text that is no TOML, as far as it can be told without a file."""
+    reason, where = of_syntax_error(text, error)
+    return Finding(text=f"{NOT_TOML}: {reason}" + (f" (line {where[0]}, column {where[1]})" if where else ""))
+
+
+def as_meant(raw: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
+    """A copy of ``raw`` with its misspelt keys put right, so that what follows from them is not told as well."""
+    corrected = deepcopy(dict(raw))
+    for one in findings:
+        if one.meant is not None:
+            table: Any = corrected
+            for step in one.key[:-1]:
+                table = table[step]
+            table[one.meant] = table.pop(one.key[-1])
+    return corrected
+
+
+def as_written(finding: Finding, misspelt: Sequence[Finding]) -> Finding:
+    """With the keys of the file for those that were put right, the last of which is the first to be undone."""
+    key, other = finding.key, finding.other
+    for one in reversed(misspelt):
+        depth = len(one.key)
+        right = (*one.key[:-1], one.meant)
+        key = (*one.key, *key[depth:]) if key[:depth] == right else key
+        other = (*one.key, *other[depth:]) if other[:depth] == right else other
+    return evolve(finding, key=key, other=other)
+
+
+def value_faults(error: BaseException, homes: Mapping[str, str], raw: Any, key: Key = ()) -> Iterator[Finding]:
+    """One for each leaf of cattrs' tree of errors, which are of ``raw``.  ``homes`` has the one table of a key."""
     if isinstance(error, BaseValidationError):
         for inner in error.exceptions:
-            yield from value_faults(inner, homes, (*key, *_step(inner)))
+            step = _step(inner)
+            yield from value_faults(inner, homes, _inside(raw, step), (*key, *step))
     elif isinstance(error, ForbiddenExtraKeysError):
         known = [one.name for one in fields(error.cl)]
+        absent = [name for name in known if name not in raw]
         for name in sorted(error.extra_fields):
             home = homes.get(name)
-            hint = f"; it belongs to {home}." if home else nearest(name, known) or "."
+            meant = None if home else closest(name, absent)
+            if meant is not None:
+                absent.remove(meant)
+            hint = f"; it belongs to {home}." if home else nearest(name, known if meant is None else [meant]) or "."
             text = f"unknown key{hint} Known here: {', '.join(known)}"
-            yield Finding(key=(*key, name), text=text, is_of_name=True)
+            yield Finding(key=(*key, name), text=text, is_of_name=True, meant=meant)
     elif isinstance(error, KeyError):
         yield Finding(key=key, text="missing; it has no default")
     else:
@@ -72,6 +118,15 @@ def _step(error: BaseException) -> Key:
         if isinstance(note, IterableValidationNote):
             return (note.index,)
     return ()
+
+
+def _inside(raw: Any, step: Key) -> Any:
+    for name in step:
+        try:
+            raw = raw[name]
+        except (LookupError, TypeError):
+            return {}
+    return raw
 
 
 def dotted(key: Key) -> str:
@@ -88,8 +143,8 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[Finding]:
     """
     upstreams = raw.get("upstreams")
     tables = upstreams if isinstance(upstreams, dict) else {}
-    model_owner: dict[str, str] = {}
-    address_owner: dict[str, str] = {}
+    owner: dict[str, Key] = {}
+    address_owner: dict[str, Key] = {}
     for name, table in tables.items():
         if not isinstance(table, dict):
             continue
@@ -98,17 +153,19 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[Finding]:
         for position, model in enumerate(models if isinstance(models, list) else ()):
             if not isinstance(model, str):
                 continue
-            if model in model_owner:
-                text = f"{toml(model)} already belongs to {dotted(('upstreams', model_owner[model]))}"
-                yield Finding(key=(*path, "models", position), text=text)
-            model_owner.setdefault(model, name)
+            key: Key = (*path, "models", position)
+            if model in owner:
+                yield Finding(
+                    key=key, text=f"{toml(model)} is already {_named(owner[model], path)}", other=owner[model]
+                )
+            owner.setdefault(model, key)
         aliases = table.get("aliases")
         for alias, model in aliases.items() if isinstance(aliases, dict) else ():
             key = (*path, "aliases", alias)
-            if alias in model_owner:
-                text = f"already the name of a model of {dotted(('upstreams', model_owner[alias]))}"
-                yield Finding(key=key, text=text, is_of_name=True)
-            model_owner.setdefault(alias, name)
+            if alias in owner:
+                text = f"already {_named(owner[alias], path)}"
+                yield Finding(key=key, text=text, is_of_name=True, other=owner[alias])
+            owner.setdefault(alias, key)
             if _are_names(models) and isinstance(model, str) and model and model not in (models or ()):
                 expected = f"expected one of {dotted((*path, 'models'))}"
                 yield Finding(key=key, text=f"{expected}, found {shown(model)}{nearest(model, models or ())}")
@@ -119,22 +176,28 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[Finding]:
                 continue
             if address in address_owner:
                 text = (
-                    f"the same address as {address_owner[address]} ({address}); one address has one gate, so list all "
-                    "its models under one upstream"
+                    f"the same address as {dotted(address_owner[address])} ({address}); one address has one gate, so "
+                    "list all its models under one upstream"
                 )
-                yield Finding(key=(*path, *where), text=text)
-            address_owner.setdefault(address, dotted((*path, *where)))
+                yield Finding(key=(*path, *where), text=text, other=address_owner[address])
+            address_owner.setdefault(address, (*path, *where))
         yield from _endpoint_faults(path, table)
         yield from _admission_faults((*path, "admission"), table)
         yield from _upstream_file_faults(path, table)
     auth = raw.get("auth")
     if isinstance(auth, dict):
         all_known = all(isinstance(table, dict) and _are_names(table.get("models")) for table in tables.values())
-        yield from _auth_faults(auth, model_owner if all_known else None)
+        yield from _auth_faults(auth, owner if all_known else None)
     server = raw.get("server")
     if isinstance(server, dict):
         yield from _listen_faults(server)
         yield from _memory_faults(server)
+
+
+def _named(owner: Key, path: Key) -> str:
+    """What a name is that was given before, seen from the upstream at ``path``."""
+    what = "a model" if owner[2] == "models" else "an alias"
+    return f"{what} of this upstream" if owner[:2] == path else f"{what} of {dotted(owner[:2])}"
 
 
 def _are_names(models: Any) -> bool:
@@ -151,7 +214,7 @@ def _upstream_file_faults(path: Key, table: Mapping[str, Any]) -> Iterator[Findi
         yield Finding(key=(*path, "ca_file"), text="only for an https url", is_of_name=True)
 
 
-def _auth_faults(auth: Mapping[str, Any], served: Mapping[str, str] | None) -> Iterator[Finding]:
+def _auth_faults(auth: Mapping[str, Any], served: Mapping[str, Key] | None) -> Iterator[Finding]:
     mode, keys = auth.get("mode"), auth.get("keys", {})
     if mode == "keys" and not keys:
         text = 'expected at least one holder of a key, since auth.mode is "keys"'

@@ -120,14 +120,51 @@ class Positions:
 _REASON = re.compile(r"(?P<reason>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
 
 
+# What tomllib says, by how it begins, and what it means.
+_WORDS = (
+    ("Invalid statement", "expected a key or a [table]"),
+    ("Expected '='", "expected = after a key"),
+    ("Expected ']'", "expected ] after the name of a table"),
+    ("Expected ']]'", "expected ]] after the name of an array of tables"),
+    (
+        "Invalid initial character for a key part",
+        "expected the name of a key, in quotes if it has more than A-Z a-z 0-9 _ -",
+    ),
+    ("Invalid value", 'expected a value: a "string", a number, true, false, an [array] or a {table}'),
+    ("Expected newline or end of document", "expected the end of the line"),
+    ("Unclosed array", "expected , or ] in an array"),
+    ("Unclosed inline table", "expected , or } in a table, which has to end on its line"),
+    ("Unterminated string", "a string does not end"),
+    ("Expected \"'", "a string does not end"),
+    ("Illegal character '\\n'", "a string does not end on its line"),
+    ("Illegal character", "a control character"),
+    ("Found invalid character", "a control character"),
+    ("Cannot overwrite a value", "this key has a value already"),
+    ("Duplicate inline table key", "this key has a value already"),
+    ("Cannot declare", "this table is there already"),
+    ("Cannot redefine", "this table is there already"),
+    ("Cannot mutate", "a table in { } or an array in [ ] cannot be added to"),
+    ("Unescaped '\\'", "\\ begins an escape, and this is none; expected \\\\, or the string in single quotes"),
+    ("Invalid hex value", "the digits of an escape are missing"),
+    ("Escaped character", "the escape of no character"),
+    ("Invalid date", "no such date or time"),
+    ("Exceeds the limit", "a number of too many digits"),
+    ("maximum recursion depth", "arrays or tables too deep in each other"),
+)
+
+
 def of_syntax_error(text: str, error: ValueError | RecursionError) -> tuple[str, tuple[int, int] | None]:
-    """What tomllib says of a text that is no TOML, and where it stops to be, if it says that."""
+    """What is wrong with a text that is no TOML, and where it stops to be, if tomllib says that."""
     found = _REASON.fullmatch(str(error))
     if found is None:
-        return str(error), None
+        return _worded(str(error)), None
     if found["line"] is None:
-        return found["reason"], line_and_column(text, len(text.rstrip()))
-    return found["reason"], (int(found["line"]), int(found["column"]))
+        return _worded(found["reason"]), line_and_column(text, len(text.rstrip()))
+    return _worded(found["reason"]), (int(found["line"]), int(found["column"]))
+
+
+def _worded(reason: str) -> str:
+    return next((words for begins, words in _WORDS if reason.startswith(begins)), reason)
 
 
 def line_and_column(text: str, offset: int) -> tuple[int, int]:

@@ -110,9 +110,13 @@ def toml(value: object) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A question to put behind a fault, or nothing if none of ``known`` looks like ``word``."""
-    for one in difflib.get_close_matches(word, known, n=1):
-        return f"; did you mean {one}?"
-    return ""
+    one = closest(word, known)
+    return "" if one is None else f"; did you mean {one}?"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that looks like ``word``."""
+    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
 
 
 def _whole_number(expected: str, minimum: int, maximum: float) -> Callable[[Any, Any], Any]:

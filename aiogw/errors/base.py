@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from attrs import frozen
@@ -39,6 +40,11 @@ class GatewayError(Exception):
     def detail(self) -> str | None:
         """What the log says besides the code; never anything that a client, a prompt or an answer may have said."""
         return None
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """The numbers by which it was decided, for the log; a limit has the name of its key in the configuration."""
+        return {}
 
     def __str__(self) -> str:
         return self.message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import frozen
 
 from aiogw.errors.base import GatewayError, quoted
@@ -135,6 +137,13 @@ class BodyTimeout(ClientFault):
         more = f"a second more for every {self.min_bytes_per_second} bytes that have come"
         return f"The request body came too slowly: it has {self.timeout_seconds:g} s, and {more}"
 
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return {
+            "body_timeout_seconds": self.timeout_seconds,
+            "body_min_bytes_per_second": self.min_bytes_per_second,
+        }
+
 
 @frozen(kw_only=True)
 class BodyTooLarge(ClientFault):
@@ -147,6 +156,10 @@ class BodyTooLarge(ClientFault):
     @property
     def message(self) -> str:
         return f"The request body is larger than the {self.limit_bytes} bytes this gateway accepts"
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return {"max_body_bytes": self.limit_bytes}
 
 
 @frozen(kw_only=True)
@@ -179,3 +192,7 @@ class TooManySequences(ClientFault):
             f"The request asks for {self.sequences} sequences at once (n times the number of prompts), but at most "
             f"{self.cap} run at the upstream {self.upstream!r}: send it in smaller parts"
         )
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return {"cap": self.cap}

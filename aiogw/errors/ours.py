@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Mapping
+
+from attrs import asdict, frozen
 
 from aiogw.errors.base import GatewayError
 
@@ -22,11 +24,33 @@ class Refusal(GatewayError):
 
 
 @frozen(kw_only=True)
+class Occupancy:
+    """What an upstream had of slots and of others who waited, at the moment of a refusal."""
+
+    slots_in_use: int
+    slots_settling: int
+    cap: int
+    waiting: int
+    queue_limit: int
+
+
+@frozen(kw_only=True)
 class QueueRefusal(Refusal):
     """The queue's doing; ``estimated_seconds`` is what ``retry_after_seconds`` was made from: a newcomer's wait."""
 
     upstream: str
+    occupancy: Occupancy
     estimated_seconds: float | None = None
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        estimate = {} if self.estimated_seconds is None else {"estimated_seconds": round(self.estimated_seconds, 4)}
+        return {**asdict(self.occupancy), **self._passed, **estimate}
+
+    @property
+    def _passed(self) -> Mapping[str, float]:
+        """The limit that it ran into, where it is not one of those of the queue."""
+        return {}
 
     @property
     def _advice(self) -> str:
@@ -36,17 +60,15 @@ class QueueRefusal(Refusal):
 
 @frozen(kw_only=True)
 class QueueFull(QueueRefusal):
-    cap: int
-    queue_limit: int
-
     code = "queue_full"
     title = "Queue full"
 
     @property
     def message(self) -> str:
+        cap, queue_limit = self.occupancy.cap, self.occupancy.queue_limit
         return (
-            f"All {self.cap} slots of the upstream {self.upstream!r} are busy and all {self.queue_limit} places of its "
-            f"queue are taken; {self._advice}"
+            f"All {cap} slots of the upstream {self.upstream!r} are busy and all {queue_limit} places of its queue are "
+            f"taken; {self._advice}"
         )
 
 
@@ -65,6 +87,10 @@ class QueuePlacesTaken(QueueRefusal):
             f"All {self.queue_places} places that this key may occupy in the queue of the upstream {self.upstream!r} "
             f"are taken; {self._advice}"
         )
+
+    @property
+    def _passed(self) -> Mapping[str, float]:
+        return {"queue_places": self.queue_places}
 
 
 @frozen(kw_only=True)
@@ -93,10 +119,18 @@ class QueueTooSlow(QueueRefusal):
         limit = f"the {self.queue_timeout_seconds:g} s it may"
         return f"A request to the upstream {self.upstream!r} would wait longer than {limit}; {self._advice}"
 
+    @property
+    def _passed(self) -> Mapping[str, float]:
+        return {"queue_timeout_seconds": self.queue_timeout_seconds}
+
 
 @frozen(kw_only=True)
 class MemoryFull(Refusal):
+    """``held_bytes`` are those of others, ``wanted_bytes`` what this one would have taken."""
+
     limit_bytes: int
+    held_bytes: int
+    wanted_bytes: int
 
     code = "memory_full"
     title = "Memory full"
@@ -107,6 +141,14 @@ class MemoryFull(Refusal):
             f"The bodies of other requests take too much of the {self.limit_bytes} bytes there are for all of them; "
             f"try again in {self.retry_after_seconds} s"
         )
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return {
+            "body_memory_bytes": self.limit_bytes,
+            "held_bytes": self.held_bytes,
+            "wanted_bytes": self.wanted_bytes,
+        }
 
 
 @frozen(kw_only=True)

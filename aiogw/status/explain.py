@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from attrs import frozen
@@ -13,7 +14,16 @@ from attrs import frozen
 from aiogw.status import figures
 
 _MEMBER = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)')
-_ACCESS_TEXT = re.compile(r"(?:^|\s)(\d{4}-\d\d-\d\dT[\d:.]+Z) \w+ aiogw\.access: request(?= )")
+_STAMP = re.compile(r"(?<!\d)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+_TEXT = re.compile(rf"({_STAMP.pattern}) \w+ (aiogw[\w.]*): [^=]*?(?= \w+=)")
+# Members in which journald, Docker and others keep a line as they found it.
+_WRAPPED = ("MESSAGE", "log", "message")
+_ACCESS = "aiogw.access"
+_JSON = json.JSONDecoder()
+# What is before a line may have braces as well, a few of them.
+_MOST_BRACES = 8
+
+ASK = "what runs or waits now is in aiogw status --json, and aiogw top shows it"
 
 # Why it ended, by the outcome of its line.
 _ENDS: Mapping[str, str] = {
@@ -58,10 +68,39 @@ _WHERE: Mapping[str, str] = {
 
 @frozen(kw_only=True)
 class Line:
-    """One line of the log; ``told`` are the members of the line that each request has, None: another line."""
+    """One line of the log; ``told`` are its members, as far as it has the gateway's form."""
 
     text: str
-    told: Mapping[str, Any] | None
+    told: Mapping[str, Any]
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is the one that each request has."""
+        return self.told.get("logger") == _ACCESS
+
+
+class Reading:
+    """The lines of a log as they are read: how many, and from when to when they are."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = lines
+        self._count = 0
+        self._first: str | None = None
+        self._last = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self._count += 1
+            if (stamp := _STAMP.search(line)) is not None:
+                self._first, self._last = self._first or stamp[0], stamp[0]
+            yield line
+
+    def __str__(self) -> str:
+        if not self._count:
+            return "what was read, which is empty"
+        what = "the line that was" if self._count == 1 else f"the {self._count} lines that were"
+        when = "without the gateway's times" if self._first is None else f"from {self._first} to {self._last}"
+        return f"{what} read, {when}"
 
 
 def lines_about(lines: Iterable[str], request_id: str) -> Iterator[Line]:
@@ -70,22 +109,28 @@ def lines_about(lines: Iterable[str], request_id: str) -> Iterator[Line]:
     for text in lines:
         if whole.search(text):
             told = _told(text)
-            if told is None or str(told.get("request_id")) == request_id:
+            if told.get("request_id", request_id) == request_id:
                 yield Line(text=text.rstrip("\n"), told=told)
 
 
-def _told(text: str) -> dict[str, Any] | None:
-    found = _ACCESS_TEXT.search(text)
-    if found is not None:
-        members = {name: json.loads(value) if value[0] == '"' else value for name, value in _MEMBER.findall(text)}
-        return {"time": found[1], **members}
-    start = text.find("{")
-    try:
-        document = json.loads(text[start:]) if start >= 0 else None
-    except ValueError:
-        return None
-    is_access = isinstance(document, dict) and document.get("logger") == "aiogw.access"
-    return document if is_access else None
+def _told(text: str) -> Mapping[str, Any]:
+    # JSON first: what a client has chosen stands in it, spaces and all, and may look like a line of text.
+    for brace in islice(re.finditer("{", text), _MOST_BRACES):
+        try:
+            document: dict[str, Any] = _JSON.raw_decode(text, brace.start())[0]
+        except (ValueError, RecursionError):
+            continue
+        if "logger" in document:
+            return document
+        inner = next((document[name] for name in _WRAPPED if isinstance(document.get(name), str)), "")
+        return _told(inner)
+    found = _TEXT.search(text)
+    if found is None:
+        return {}
+    members = {
+        name: json.loads(value) if value[0] == '"' else value for name, value in _MEMBER.findall(text, found.end())
+    }
+    return {"time": found[1], "logger": found[2], **members}
 
 
 def story(told: Mapping[str, Any]) -> Iterator[str]:
@@ -97,7 +142,12 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
     model = f", model {told['model']}" if "model" in told else ""
     key = f", key {told['key']}" if "key" in told else ""
     yield f"{told['request_id']}: {told.get('method', '-')} {told.get('path', '-')}{model}{key}"
-    yield _moment(arrived_at, f"arrived; its body has {figures.size(int(told.get('request_bytes', 0)))}")
+    yield _moment(
+        arrived_at,
+        f"arrived ({arrived_at:%Y-%m-%d}, UTC); its body has {figures.size(int(told.get('request_bytes', 0)))}",
+    )
+    if "upstream" in told and "read_seconds" not in told:
+        yield _moment(ended_at, f"came to the gate of {told['upstream']}")
     since, left = arrived_at, duration
     for name, seconds, then in _phases(told):
         yield f"  {seconds:12.3f} s  {name}"
@@ -108,19 +158,23 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
     if "answer_seconds" in told:
         sent = figures.size(int(told.get("response_bytes", 0)))
         yield f"  {rest:12.3f} s  until the client had all it got, {sent}"
-    elif rest >= 0.0005 and "wait_seconds" in told and _was_granted(told):
+    elif rest >= 0.0005 and told.get("phase") == "connect":
+        yield f"  {rest:12.3f} s  in want of a connection"
+    elif rest >= 0.0005 and told.get("phase") == "first_byte":
         yield f"  {rest:12.3f} s  at the upstream, which had not begun to answer"
     why = _ENDS.get(outcome, outcome.replace("_", " "))
     where = _WHERE.get(str(told.get("phase")), "") if outcome in _ON_THE_WAY else ""
     detail = f": {told['detail']}" if "detail" in told else ""
     status = f"; the client was told {told['status']}" if "status" in told else "; the client was told no status"
     again = f", and to come back in {told['retry_after_seconds']} s" if "retry_after_seconds" in told else ""
-    if told.get("status") == 200 and "retry_after_seconds" in told:
+    if str(told.get("status")) == "200" and "retry_after_seconds" in told:
         # It had had a sign of life while it waited, and with it a status and all the fields there are.
         status, again = "; the client, which had a 200 already, was told so by an event", ""
     yield _moment(
         ended_at, f"ended by the {told.get('ended_by', '-')}: {why}{where} ({outcome}{detail}){status}{again}"
     )
+    for line in _figures(told):
+        yield f"{'':17}{line}"
     if "completion_tokens" in told:
         yield f"{'':17}{told.get('prompt_tokens', '-')} tokens of prompt, {told['completion_tokens']} of answer"
 
@@ -129,15 +183,16 @@ def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
     """What is known of the way, in order: name, seconds, and what comes at its end."""
     names = ("wait", "read", "first_byte", "answer")
     wait, read, first, answer = (_seconds(told, f"{name}_seconds") for name in names)
-    if wait is None:
-        return
-    if read is not None:
+    if read is not None and wait is None:
+        yield "until all of it was there and valid", read, f"went on to {told.get('upstream', '-')}, without a slot"
+    elif read is not None:
         position = told.get("position")
         ahead = f" with {int(position) - 1} ahead of it" if position is not None else ""
         yield "until all of it was there and valid", read, f"came to the gate of {told.get('upstream', '-')}{ahead}"
-    at = f" at {told['endpoint']}" if "endpoint" in told else ""
+    at = f", to {told['endpoint']}" if "endpoint" in told else ""
     again = f", {told['put_back']} times anew because its endpoint was gone" if "put_back" in told else ""
-    yield f"waited{again}", wait, f"was given its slots{at}" if _was_granted(told) else ""
+    if wait is not None:
+        yield f"waited{again}", wait, "" if told.get("phase") == "queue" else f"was let through{at}"
     if first is not None:
         connect = f", {told['connect_seconds']} s of it to connect" if "connect_seconds" in told else ""
         yield f"until the upstream's first byte{connect}", first, "the answer began"
@@ -145,8 +200,34 @@ def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
         yield "until its last", answer, ""
 
 
-def _was_granted(told: Mapping[str, Any]) -> bool:
-    return told.get("phase") not in ("read", "queue")
+def _figures(told: Mapping[str, Any]) -> Iterator[str]:
+    """What a refusal rests on, as far as it rests on numbers."""
+    if "slots_in_use" in told:
+        settling = "" if int(told["slots_settling"]) == 0 else f", {told['slots_settling']} settling"
+        slots = f"{told['slots_in_use']} of {told['cap']} slots in use{settling}"
+        waiting = f"{told['waiting']} of {told['queue_limit']} places in its queue taken by others"
+        yield f"{told.get('upstream', '-')} had {slots}, and {waiting}"
+    elif "cap" in told:
+        yield f"it asked for {told.get('sequences', 1)}, and the cap was {told['cap']}"
+    if "estimated_seconds" in told:
+        may = (
+            f"; queue_timeout_seconds is {float(told['queue_timeout_seconds']):g}"
+            if "queue_timeout_seconds" in told
+            else ""
+        )
+        yield f"who came then would have waited about {float(told['estimated_seconds']):.1f} s{may}"
+    if "queue_places" in told:
+        yield f"queue_places of its key is {told['queue_places']}"
+    if "held_bytes" in told:
+        held, wanted, limit = (
+            figures.size(int(told[name])) for name in ("held_bytes", "wanted_bytes", "body_memory_bytes")
+        )
+        yield f"the bodies of others took {held}, and it wanted {wanted}; body_memory_bytes is {limit}"
+    if "max_body_bytes" in told:
+        yield f"max_body_bytes is {told['max_body_bytes']}"
+    if "body_timeout_seconds" in told:
+        more = f"a second more for each {told['body_min_bytes_per_second']} bytes that have come"
+        yield f"body_timeout_seconds is {float(told['body_timeout_seconds']):g}, with {more}"
 
 
 def _seconds(told: Mapping[str, Any], name: str) -> float | None:
@@ -157,14 +238,20 @@ def _moment(when: datetime, what: str) -> str:
     return f"  {when:%H:%M:%S}.{when.microsecond // 1000:03d}   {what}"
 
 
-def tell(lines: Iterable[str], request_id: str) -> Iterator[str]:
+def tell(reading: Reading, request_id: str) -> Iterator[str]:
     """All that the log has of a request; nothing, if it has nothing.  An id that came twice has two stories."""
     others = []
-    for line in lines_about(lines, request_id):
-        if line.told is None:
-            others.append(line.text)
-        else:
+    has_line = has_ended = False
+    for line in lines_about(reading, request_id):
+        has_line = has_line or line.is_end
+        # What is not HTTP has no other line than the one that says so.
+        has_ended = has_line or has_ended or "kind" in line.told
+        if line.is_end:
             yield from story(line.told)
+        else:
+            others.append(line.text)
+    if others and not has_ended:
+        yield f"{request_id} has not ended in {reading}; {ASK}"
     if others:
-        yield "The log also says:"
+        yield "The log also says:" if has_line else "The log says:"
         yield from (f"  {text}" for text in others)

@@ -56,6 +56,9 @@ class _Answer:
             else:
                 self.body.set_exception(read_error(self._upstream, self._head, bytes(self._pieces)))
 
+    def response_data(self, data: bytes) -> None:
+        self.response_step(None, data, False)
+
     def response_failed(self, error: UpstreamFault) -> None:
         if not self.body.done():
             self.body.set_exception(error)

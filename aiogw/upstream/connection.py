@@ -14,6 +14,7 @@ import contextlib
 import os
 import select
 import socket
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import httptools
@@ -52,6 +53,11 @@ class Exchange(Protocol):
 
         When ``ended`` is true the connection is already free for another request.
         """
+        ...
+
+    @property
+    def response_data(self) -> Callable[[bytes], None]:
+        """The same for a read that brought body bytes alone: a stream is little else, so this way is kept short."""
         ...
 
     def response_failed(self, error: UpstreamFault, *, untouched: bool) -> None:
@@ -287,7 +293,10 @@ class Connection(asyncio.Protocol):
             if not self._body_begun:
                 self._body_begun = True
                 self._rearm()
-        exchange.response_step(head, data, False)
+        if head is None:
+            exchange.response_data(data)
+        else:
+            exchange.response_step(head, data, False)
 
     def _finish(self) -> None:
         """The response is complete: keep the connection for the next request if it is fit for one."""

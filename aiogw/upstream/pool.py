@@ -59,6 +59,8 @@ class ResponseListener(Protocol):
 
     def response_step(self, head: ResponseHead | None, data: bytes, ended: bool) -> None: ...
 
+    def response_data(self, data: bytes) -> None: ...
+
     def response_failed(self, error: UpstreamFault) -> None: ...
 
 
@@ -75,6 +77,7 @@ class UpstreamCall:
         self._head = head
         self._body = body
         self._listener: ResponseListener | None = listener
+        self.response_data = listener.response_data  # straight from the connection: there is nothing to do here
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self.sent_at: float | None = None

@@ -31,7 +31,9 @@ async def codecs(bench: Bench) -> list[Figure]:
     assert isinstance(endpoint, RelayEndpoint)
 
     def decode(body: bytes) -> Call:
-        return ANTHROPIC.decode(endpoint, "application/json", body, lambda model: Engine(model=model))
+        call = ANTHROPIC.decode(endpoint, "application/json", body, lambda model: Engine(model=model))
+        assert isinstance(call, Call)
+        return call
 
     def translate_stream(chunks: list[bytes]) -> None:
         encoder = decode(_question()).encoder

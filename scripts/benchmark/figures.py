@@ -2,56 +2,96 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from attrs import frozen
+from attrs import field, frozen
 
 Value = float | int | str | None
 
 
+# The Rust routers: what a goal "below both" or "as the better one" is held against.
+ROUTERS = ("sglang-router", "vllm-router")
+
+
+@frozen(kw_only=True)
+class Reference:
+    """What a goal is relative to in the same run: one of ``programs``, ``choose`` says which."""
+
+    name: str
+    programs: tuple[str, ...]
+    choose: Callable[[Iterable[float]], float] = min
+
+    def value(self, figure: Figure) -> float | None:
+        values = [value for name in self.programs if isinstance(value := figure.others.get(name), int | float)]
+        return self.choose(values) if values else None
+
+
+HAPROXY = Reference(name="HAProxy", programs=("HAProxy",))
+CHEAPER_ROUTER = Reference(name="better router", programs=ROUTERS)
+DEARER_ROUTER = Reference(name="dearer router", programs=ROUTERS, choose=max)
+
+
 @frozen(kw_only=True)
 class Goal:
-    """``of_ratio``: the bound is for aiogw's value over HAProxy's, otherwise for aiogw's own."""
+    """A bound for aiogw's value, or for how many times that of ``of`` it is."""
 
     sign: str
     bound: float | int | str
-    of_ratio: bool
+    of: Reference | None
     issue: int
 
     def __str__(self) -> str:
-        times = " x" if self.of_ratio else ""
+        times = f" x {self.of.name}" if self.of is not None else ""
         sign = f"{self.sign} " if self.sign != "=" else ""
         return f"{sign}{self.bound}{times} (#{self.issue})"
 
     def met(self, figure: Figure) -> bool | None:
         """None: there is nothing to compare with."""
-        value = figure.ratio if self.of_ratio else figure.aiogw
         compare: Callable[[Value, Value], bool] = _COMPARE[self.sign]
-        return None if value is None else compare(value, self.bound)
+        if figure.aiogw is None:
+            return None
+        if self.of is None:
+            return compare(figure.aiogw, self.bound)
+        reference = self.of.value(figure)
+        # Not divided: what is compared may be near zero, or below it where a difference is lost in noise.
+        return None if reference is None else compare(figure.aiogw, float(self.bound) * reference)
 
 
 _COMPARE: dict[str, Callable[..., bool]] = {"<=": operator.le, ">=": operator.ge, "=": operator.eq}
 
 
 def at_most(bound: float, *, issue: int) -> Goal:
-    return Goal(sign="<=", bound=bound, of_ratio=False, issue=issue)
+    return Goal(sign="<=", bound=bound, of=None, issue=issue)
 
 
 def at_least(bound: float, *, issue: int) -> Goal:
-    return Goal(sign=">=", bound=bound, of_ratio=False, issue=issue)
+    return Goal(sign=">=", bound=bound, of=None, issue=issue)
 
 
 def exactly(bound: int | str, *, issue: int) -> Goal:
-    return Goal(sign="=", bound=bound, of_ratio=False, issue=issue)
+    return Goal(sign="=", bound=bound, of=None, issue=issue)
 
 
-def ratio_at_most(bound: float, *, issue: int) -> Goal:
-    return Goal(sign="<=", bound=bound, of_ratio=True, issue=issue)
+def ratio_at_most(bound: float, *, of: Reference = HAPROXY, issue: int) -> Goal:
+    return Goal(sign="<=", bound=bound, of=of, issue=issue)
 
 
-def ratio_at_least(bound: float, *, issue: int) -> Goal:
-    return Goal(sign=">=", bound=bound, of_ratio=True, issue=issue)
+def ratio_at_least(bound: float, *, of: Reference = HAPROXY, issue: int) -> Goal:
+    return Goal(sign=">=", bound=bound, of=of, issue=issue)
+
+
+@frozen(kw_only=True)
+class Curve:
+    """What a cost does as the work grows.  ``lines``: for each program, the cost by size; for a plot."""
+
+    name: str
+    title: str
+    size: str
+    cost: str
+    lines: Mapping[str, Mapping[int, float]]
 
 
 @frozen(kw_only=True)
@@ -59,38 +99,44 @@ class Figure:
     """One row of the table.
 
     ``clock`` says what the value hangs on: ``cpu`` time and a ``count`` hold on a busy machine, ``wall`` time suffers.
-    ``aiogw`` None: it could not be measured, and ``name`` says why.
+    ``aiogw`` None: it could not be measured, and ``name`` says why.  ``others``: the values of the other programs.
+    ``curve``: what the figure was read from, if it is to be drawn.
     """
 
     name: str
     unit: str
     clock: str
     aiogw: Value
-    haproxy: Value = None
+    others: Mapping[str, Value] = field(factory=dict)
     goals: tuple[Goal, ...] = ()
+    curve: Curve | None = None
 
-    @property
-    def ratio(self) -> float | None:
-        if isinstance(self.aiogw, str | None) or isinstance(self.haproxy, str | None) or not self.haproxy:
+    def ratio_to(self, name: str) -> float | None:
+        other = self.others.get(name)
+        if isinstance(self.aiogw, str | None) or isinstance(other, str | None) or not other:
             return None
-        return self.aiogw / self.haproxy
+        return self.aiogw / other
 
     @property
     def missed(self) -> bool:
         return any(goal.met(self) is False for goal in self.goals)
 
 
-HEADINGS = ("figure", "unit", "clock", "aiogw", "HAProxy", "ratio", "goal", "met")
 LEFT_ALIGNED = ("figure", "unit", "clock", "goal", "met")
 
 
-def table(figures: Sequence[Figure]) -> str:
-    rows = [HEADINGS, *(_row(figure) for figure in figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+def table(figures: Sequence[Figure], revision: str | None = None) -> str:
+    """A column for each program; with ``revision``, a ratio to that one beside the ratio to HAProxy."""
+    # In the order in which they first come, each once.
+    programs = list(dict.fromkeys(name for figure in figures for name in figure.others))
+    compared = [name for name in (revision, "HAProxy") if name in programs]
+    headings = ("figure", "unit", "clock", "aiogw", *programs, *(f":{name}" for name in compared), "goal", "met")
+    rows = [headings, *(_row(figure, programs, compared) for figure in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
     lines = [
         "  ".join(
             cell.ljust(width) if heading in LEFT_ALIGNED else cell.rjust(width)
-            for heading, cell, width in zip(HEADINGS, row, widths, strict=True)
+            for heading, cell, width in zip(headings, row, widths, strict=True)
         ).rstrip()
         for row in rows
     ]
@@ -98,15 +144,17 @@ def table(figures: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
-def _row(figure: Figure) -> tuple[str, ...]:
+def _row(figure: Figure, programs: Sequence[str], compared: Sequence[str]) -> tuple[str, ...]:
     words = {True: "yes", False: "NO", None: "-"}
+    # What a count is over HAProxy's says nothing, over another revision's it does.
+    ratios = (None if figure.clock == "count" and name == "HAProxy" else figure.ratio_to(name) for name in compared)
     return (
         figure.name,
         figure.unit,
         figure.clock,
         _cell(figure.aiogw),
-        _cell(figure.haproxy),
-        "" if figure.ratio is None or figure.clock == "count" else f"{figure.ratio:.3f}",
+        *(_cell(figure.others.get(name)) for name in programs),
+        *("" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
         ", ".join(str(goal) for goal in figure.goals),
         ", ".join(words[goal.met(figure)] for goal in figure.goals),
     )
@@ -129,7 +177,8 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def of_programs(name: str, unit: str, clock: str, values: Mapping[str, Value], *goals: Goal) -> Figure:
     """A row with the value of each program by its name."""
-    return Figure(name=name, unit=unit, clock=clock, aiogw=values["aiogw"], haproxy=values.get("HAProxy"), goals=goals)
+    others = {program: value for program, value in values.items() if program != "aiogw"}
+    return Figure(name=name, unit=unit, clock=clock, aiogw=values["aiogw"], others=others, goals=goals)
 
 
 def p50_and_p99(name: str, unit: str, samples: Mapping[str, list[float]], *goals_of_p99: Goal) -> list[Figure]:
@@ -139,3 +188,9 @@ def p50_and_p99(name: str, unit: str, samples: Mapping[str, list[float]], *goals
             f"{name}, p99", unit, "wall", {key: quantile(each, 0.99) for key, each in samples.items()}, *goals_of_p99
         ),
     ]
+
+
+def exponent(costs: Mapping[int, float]) -> float | None:
+    """With which power of the size the cost grows: the slope of the logarithms, by least squares; None without one."""
+    points = [(math.log(size), math.log(cost)) for size, cost in costs.items() if cost > 0]
+    return statistics.linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else None

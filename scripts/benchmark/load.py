@@ -15,6 +15,8 @@ import httptools
 from attrs import frozen
 
 STAMP = re.compile(rb"@(\d+)@")
+# Every client shows it; only the gateway asks.
+KEY = "sk-aiogw-bench-7d1f0c5e2b9a48636f"
 PATHS = {"openai": "/v1/chat/completions", "anthropic": "/llm/v1/messages"}
 # A client that was refused comes back after this; without a pause a few clients would be a storm.
 REFUSED_PAUSE_SECONDS = 0.02
@@ -36,7 +38,7 @@ def request(surface: str, *, tag: int = 0, stream: bool = False, body_bytes: int
 def post(path: str, body: bytes) -> bytes:
     head = (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: aiogw-bench\r\naccept: */*\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer {KEY}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -212,6 +214,37 @@ class ClosedLoop(Clients):
                     self.late_us.append((now_ns - int(found[1])) / 1e3)
             else:
                 await asyncio.sleep(REFUSED_PAUSE_SECONDS)
+
+
+class Paced(Clients):
+    """``per_second`` requests, evenly, whatever the answers take; each on the next of ``count`` connections."""
+
+    def __init__(self, port: int, *, count: int, surface: str, per_second: int, body_bytes: int) -> None:
+        super().__init__()
+        self._port = port
+        self._count = count
+        self._request = request(surface, body_bytes=body_bytes)
+        self._per_second = per_second
+
+    async def __aenter__(self) -> Self:
+        self.connections = await connect_many(self._port, self._count)
+        self.tasks = [asyncio.create_task(self._send())]
+        return self
+
+    def check(self) -> None:
+        """Raise unless every answer so far was a 200."""
+        for connection in self.connections:
+            if connection.answer is not None and connection.answer.done() and connection.answer.result().status != 200:
+                raise ConnectionError(f"a request was answered with {connection.answer.result().status}")
+
+    async def _send(self) -> None:
+        next_at = time.monotonic()
+        while True:
+            for connection in self.connections:
+                if connection.answer is None or connection.answer.done():
+                    connection.send(self._request)
+                next_at += 1 / self._per_second
+                await asyncio.sleep(max(0, next_at - time.monotonic()))
 
 
 class Streams(Clients):

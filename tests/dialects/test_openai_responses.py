@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specimens import OCCUPANCY
 
 from aiogw.canonical import Operation, ResponseHead, TokenUsage
 from aiogw.dialects.openai import responses
@@ -44,7 +45,7 @@ DONE = b"data: [DONE]\n\n"
 LAST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 USAGE = b'data: {"id":"x","choices":[],"usage":{"prompt_tokens":20,"total_tokens":22,"completion_tokens":2}}\n\n'
 COST = TokenUsage(prompt_tokens=20, completion_tokens=2)
-REFUSAL = QueueTimeout(upstream="reasoning", waited_seconds=9, retry_after_seconds=3)
+REFUSAL = QueueTimeout(upstream="reasoning", occupancy=OCCUPANCY, waited_seconds=9, retry_after_seconds=3)
 
 
 def chunk(text: str, **more: Any) -> bytes:

@@ -510,11 +510,11 @@ async def test_explain_tells_a_story(rig: Rig, log_format: str, before: str) -> 
     figure = r"\d+\.\d{3} s  "
     moment = r"\d\d:\d\d:\d\d\.\d{3}   "
     expected = (
-        moment + r"arrived; its body has \d+ B",
+        moment + r"arrived \(\d{4}-\d\d-\d\d, UTC\); its body has \d+ B",
         figure + "until all of it was there and valid",
         moment + "came to the gate of reasoning with 0 ahead of it",
         figure + "waited",
-        moment + r"was given its slots at 127\.0\.0\.1:\d+",
+        moment + r"was let through, to 127\.0\.0\.1:\d+",
         figure + r"until the upstream's first byte, \d+\.\d+ s of it to connect",
         moment + "the answer began",
         figure + "until its last",
@@ -527,12 +527,15 @@ async def test_explain_tells_a_story(rig: Rig, log_format: str, before: str) -> 
     _, out, _ = await command("explain", "id-3", stdin=log)
     assert "came to the gate of reasoning with 1 ahead of it" in out
     assert "ended by the client: it closed its connection, while it waited (client_gone)" in out
-    assert "was given" not in out
+    assert "was let through" not in out
     _, out, _ = await command("explain", "id-4", stdin=log)
     assert "ended by the gateway: all slots were taken and all places in the queue as well (queue_full)" in out
     assert re.search("the client was told 503, and to come back in [0-9]+ s$", out, re.MULTILINE)
+    assert "reasoning had 1 of 1 slots in use, and 2 of 2 places in its queue taken by others" in out
     code, out, err = await command("explain", "id", stdin=log)
-    assert (1, "", "aiogw: no line about id\n") == (code, out, err)
+    assert (1, "") == (code, out)
+    read = r"the \d+ lines that were read, from 2\S+Z to 2\S+Z"
+    assert re.fullmatch(f"aiogw: no line about id in {read}; what runs or waits now is in aiogw status .*\n", err)
 
 
 async def test_explain_reads_a_file(rig: Rig, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -221,12 +222,15 @@ async def test_who_waits_again_is_told_of(rig: Rig) -> None:
     back, end = [json.loads(line) for line in daemon.lines if "the-one" in line]
     assert ("aiogw.relay", "it waits again, its endpoint is gone") == (back["logger"], back["message"])
     assert gone.url.endswith(back["endpoint"])
+    assert "connection refused" == back["detail"]
     assert (1, "completed") == (end["put_back"], end["outcome"])
     assert there.url.endswith(end["endpoint"])
 
 
-async def test_a_fault_of_ours_is_told_under_the_id(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The traceback of what went wrong at the grant, which the gate tells of, has the id as well."""
+async def test_a_fault_of_ours_is_told_under_the_id(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The traceback of what went wrong at the grant has the id as well, as a member like that of any other line."""
 
     def broken(*_arguments: Any, **_options: Any) -> None:
         raise RuntimeError("planted")
@@ -234,8 +238,11 @@ async def test_a_fault_of_ours_is_told_under_the_id(rig: Rig, monkeypatch: pytes
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream)
     monkeypatch.setattr(UpstreamPool, "send", broken)
-    gateway.expect_error("request_id=the-one")
+    gateway.expect_error("it failed when its turn had come")
     assert 500 == (await rig.ask(gateway, OPENAI, 0, ID)).status
+    (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert {"request_id": "the-one", "upstream": "reasoning"} == line.fields  # type: ignore[attr-defined]
+    assert 0 == await gateway.metric("aiogw_slots_in_use", upstream="reasoning")
     record = await gateway.record(request_id="the-one")
     assert ("internal_error", "gateway", 500) == (record["outcome"], record["ended_by"], record["status"])
 

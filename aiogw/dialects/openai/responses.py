@@ -29,8 +29,11 @@ _JSON = "application/json"
 _TEXTUAL = (Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.BATCH)
 """The operations whose answers are never anything but JSON and events; sound, say, may be anything."""
 _DONE = b"data: [DONE]\n\n"
+_FINISH_REASON = b'"finish_reason":'
+_FINISHED = (_FINISH_REASON + b'"', _FINISH_REASON + b' "')
 _ID = re.compile(rb"^id:|[\r\n]id:")
-_ERROR = re.compile(rb'"error"\s*:\s*(?!null)')
+# What says in the last piece of a stream that it is complete, or why it is not.
+_END = re.compile(rb'\[DONE\]|"finish_reason": ?"|"error"\s*:\s*(?!null)')
 _EVENT = re.compile(rb".*?(?:\n\n|\r\n\r\n|\r\r)|.+\Z", re.DOTALL)
 
 
@@ -60,7 +63,8 @@ class PassThrough:
         self.said_all = False
         self._terms = terms
         self._events = False
-        self._looks = terms.accounting or terms.repeat_reasoning_as is not None
+        self._repeats = terms.repeat_reasoning_as is not None
+        self._looks = terms.accounting or self._repeats
         self._tail = b""
         self._in_event = False
         self._has_ids = False
@@ -87,7 +91,7 @@ class PassThrough:
         if self._events:
             # nginx, where one stands in front, would otherwise collect the events before it passes them on.
             kept.append(("x-accel-buffering", "no"))
-        changed = self._looks if self._events else self._terms.repeat_reasoning_as is not None
+        changed = self._looks if self._events else self._repeats
         self.head = ResponseHead(
             status=head.status,
             content_type=head.content_type,
@@ -99,17 +103,19 @@ class PassThrough:
         if not self._events:
             return self._feed_whole(data, last=last)
         if self._tail or not data.endswith(b"\n\n"):
-            data = self._hold_back(data, last=last)
+            data = self._whole_events(data, last=last)
         else:
             self._in_event = False
+        if not self._passed:
+            self._has_ids = _ID.search(data) is not None
         if not self._finished:
-            self._finished = b'"finish_reason":"' in data or b"[DONE]" in data or b'"finish_reason": "' in data
-        if not self._has_ids and b"id:" in data and _ID.search(data):
-            self._has_ids = True
-        if self._looks and (b'"usage"' in data or b'"delta"' in data):
+            # From behind, where it stands: a search through the whole of each token's event would cost most of all.
+            reason = data.rfind(_FINISH_REASON)
+            self._finished = reason >= 0 and data.startswith(_FINISHED, reason)
+        if self._looks and ((self._terms.accounting and b'"usage"' in data) or (self._repeats and b'"delta"' in data)):
             data = b"".join([self._look(event) for event in _EVENT.findall(data)])
         self.said_all = data.endswith(_DONE)
-        if last and not self._finished and not _ERROR.search(data or self._passed):
+        if last and not self._finished and not _END.search(data or self._passed):
             self._unsent = data
             raise self._broken("its stream ended without a finish reason")
         self._passed = data
@@ -125,8 +131,12 @@ class PassThrough:
         text = "keep-alive"
         if estimated_seconds is not None:
             text = f"queued: {ahead} ahead, about {estimated_seconds:.0f} s to wait"
-        # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.
-        return f": {text}\n".encode() + (b"" if self._has_ids else b"\n")
+        # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.  Where
+        # events have ids, the first and the last have them, and nobody looks for them in those between.
+        if self._has_ids or _ID.search(self._passed):
+            self._has_ids = True
+            return f": {text}\n".encode()
+        return f": {text}\n\n".encode()
 
     def refused(self, error: UpstreamStatus) -> GatewayError:
         return error
@@ -146,7 +156,8 @@ class PassThrough:
     def _broken(self, reason: str) -> UpstreamBroken:
         return UpstreamBroken(upstream=self._terms.upstream, reason=reason)
 
-    def _hold_back(self, data: bytes, *, last: bool) -> bytes:
+    def _whole_events(self, data: bytes, *, last: bool) -> bytes:
+        """What there is, up to the end of its last event; the rest is held back unless it is the last or too much."""
         data = self._tail + data
         cut = _end_of_events(data)
         if cut:
@@ -166,7 +177,7 @@ class PassThrough:
             document = self._account(payload)
             if document is not None and document.choices == [] and self._terms.hide_usage:
                 return b""
-        if self._terms.repeat_reasoning_as is not None:
+        if self._repeats:
             changed = self._with_reasoning_repeated(payload, "delta")
             if changed != payload:
                 return event.replace(payload, changed)
@@ -174,7 +185,7 @@ class PassThrough:
 
     def _feed_whole(self, data: bytes, *, last: bool) -> bytes:
         """A whole answer: passed on as it comes, unless its reasoning is to be repeated; that needs all of it."""
-        rewrites = self._terms.repeat_reasoning_as is not None
+        rewrites = self._repeats
         if not self._looks or (self._whole_bytes > ACCOUNTED_BYTES and not rewrites):
             return data
         self._whole.append(data)

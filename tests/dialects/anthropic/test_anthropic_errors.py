@@ -9,6 +9,7 @@ import pytest
 from anthropic_driver import transcript
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specimens import OCCUPANCY
 
 from aiogw import errors as tree
 from aiogw.dialects.anthropic import ANTHROPIC
@@ -36,7 +37,7 @@ def render(error: tree.GatewayError) -> tuple[int, str, str, dict[str, str]]:
     return document.status, kind, message, dict(document.headers)
 
 
-REFUSAL: dict[str, Any] = {"upstream": "u", "retry_after_seconds": 7}
+REFUSAL: dict[str, Any] = {"upstream": "u", "occupancy": OCCUPANCY, "retry_after_seconds": 7}
 AGAIN = {"retry-after": "7", "x-should-retry": "true"}
 NEVER = {"x-should-retry": "false"}
 
@@ -57,8 +58,13 @@ LEAVES: list[tuple[tree.GatewayError, int, str, dict[str, str]]] = [
     (tree.MalformedRequest(reason="its target is malformed"), 400, "invalid_request_error", NEVER),
     (tree.UnsupportedCoding(coding="br", known=("gzip",)), 415, "invalid_request_error", NEVER),
     (tree.TooManySequences(upstream="u", sequences=9, cap=6), 400, "invalid_request_error", NEVER),
-    (tree.QueueFull(**REFUSAL, cap=6, queue_limit=8), 503, "overloaded_error", AGAIN),
-    (tree.MemoryFull(retry_after_seconds=7, limit_bytes=7), 503, "overloaded_error", AGAIN),
+    (tree.QueueFull(**REFUSAL), 503, "overloaded_error", AGAIN),
+    (
+        tree.MemoryFull(retry_after_seconds=7, limit_bytes=7, held_bytes=6, wanted_bytes=2),
+        503,
+        "overloaded_error",
+        AGAIN,
+    ),
     (tree.QueuePlacesTaken(**REFUSAL, queue_places=4), 503, "overloaded_error", AGAIN),
     (tree.QueueTimeout(**REFUSAL, waited_seconds=30), 503, "overloaded_error", AGAIN),
     (
@@ -67,7 +73,7 @@ LEAVES: list[tuple[tree.GatewayError, int, str, dict[str, str]]] = [
         "overloaded_error",
         AGAIN | {"x-aiogw-queue-estimate-seconds": "90.0"},
     ),
-    (tree.Draining(**REFUSAL), 503, "overloaded_error", AGAIN),
+    (tree.Draining(upstream="u", retry_after_seconds=7), 503, "overloaded_error", AGAIN),
     (
         tree.UpstreamUnavailable(upstream="u", reason="refused", retry_after_seconds=7),
         503,
@@ -125,7 +131,7 @@ def test_no_leaf_of_the_tree_is_forgotten() -> None:
 
 def test_the_envelope_is_compact() -> None:
     """4.1: Claude Code looks for this very text."""
-    body = ANTHROPIC.render_error(tree.Draining(**REFUSAL), "req_1").body
+    body = ANTHROPIC.render_error(tree.Draining(upstream="u", retry_after_seconds=7), "req_1").body
     assert body.startswith(b'{"type":"error","error":{"type":"overloaded_error","message":"')
     assert body.endswith(b'"},"request_id":"req_1"}')
 

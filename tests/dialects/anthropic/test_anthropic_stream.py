@@ -27,6 +27,7 @@ from anthropic_driver import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specimens import OCCUPANCY
 
 from aiogw.canonical import Engine
 from aiogw.dialects.anthropic import stream as stream_module
@@ -744,7 +745,7 @@ def test_a_refusal_after_a_sign_is_an_error_event() -> None:
     """S30, E16: once the response has begun, a passed deadline is said in-band, as overloaded."""
     client = Client(decode(stream=True))
     client.wait()
-    client.fail(QueueTimeout(upstream="u", retry_after_seconds=7, waited_seconds=30))
+    client.fail(QueueTimeout(upstream="u", occupancy=OCCUPANCY, retry_after_seconds=7, waited_seconds=30))
     assert types(client) == ["message_start", "ping", "error"]
     assert b'"type":"overloaded_error"' in client.received
 
