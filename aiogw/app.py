@@ -223,7 +223,6 @@ class Gateway:
     def _read_state(self) -> Readings:
         return Readings(
             gates=self._lanes.statistics(),
-            queue_timeouts_seconds=assembly.queue_timeouts_seconds(self._config),
             newcomers_wait_seconds=self._lanes.newcomers_wait_seconds(),
             engines=self._engine_watch.readings,
             body_bytes=self._bodies.held_bytes,
@@ -322,11 +321,17 @@ class Gateway:
 
     def _admin_application(self) -> web.Application:
         application = web.Application()
+        application.on_response_prepare.append(_say_only_the_name)
+        application.router.add_get("/", self._lead_to_status)
         application.router.add_get("/metrics", server_stats)
         application.router.add_get("/livez", self._livez)
         application.router.add_get("/readyz", self._readyz)
         self._live_view.start(application)
         return application
+
+    async def _lead_to_status(self, _request: web.Request) -> web.Response:
+        # Relative: a proxy may serve all of this below a path of its own.
+        return web.Response(status=302, headers={"location": "status"})
 
     async def _livez(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -398,6 +403,11 @@ class Gateway:
     def _keeps_up(self) -> bool:
         # Each is asked, whatever the others say: its next answer rests on this one.
         return False not in [listener.keeps_up() for listener in self._listeners]
+
+
+async def _say_only_the_name(_request: web.Request, response: web.StreamResponse) -> None:
+    # aiohttp's own says the versions of itself and of Python.
+    response.headers["server"] = "aiogw"
 
 
 def _unacknowledged_seconds(config: Config) -> float:

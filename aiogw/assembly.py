@@ -84,12 +84,6 @@ def limits(upstream: UpstreamConfig) -> Limits | None:
     )
 
 
-def queue_timeouts_seconds(config: Config) -> dict[str, float]:
-    """By the name of the upstream, where there is a queue."""
-    found = {name: limits(upstream) for name, upstream in config.upstreams.items()}
-    return {name: one.queue_timeout_seconds for name, one in found.items() if one is not None}
-
-
 def relay_limits(server: ServerConfig) -> RelayLimits:
     return RelayLimits(
         response_buffer_bytes=server.response_buffer_bytes,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aiogw.errors import GatewayError, UpstreamBroken
+from aiogw.errors import GatewayError, UpstreamBroken, UpstreamUnavailable
 from aiogw.upstream.asking import ask
 from aiogw.upstream.endpoints import Upstream
 from aiogw.upstream.pool import UpstreamPool
@@ -57,9 +57,7 @@ class Catalogue:
     async def _keep_asking(self, upstream: Upstream, every_seconds: float) -> None:
         while True:
             try:
-                async with asyncio.timeout(ASK_TIMEOUT_SECONDS):
-                    pool = upstream.any_pool()
-                    cards = [] if pool is None else await ask_models(upstream.name, pool)
+                cards = await _ask_all(upstream)
             except (GatewayError, TimeoutError) as error:
                 log.info("no model list from the upstream %s: %s", upstream.name, str(error) or "it took too long")
             else:
@@ -67,9 +65,27 @@ class Catalogue:
             await asyncio.sleep(every_seconds)
 
 
+async def _ask_all(upstream: Upstream) -> list[dict[str, Any]]:
+    """What the first of its endpoints says, which serve the same; all are asked, and so it is known who is reached."""
+    asked = (ask_models(upstream.name, pool) for pool in upstream.pools())
+    failure: BaseException = UpstreamUnavailable(upstream=upstream.name, reason="no endpoint answers")
+    for cards in await asyncio.gather(*asked, return_exceptions=True):
+        if not isinstance(cards, BaseException):
+            return cards
+        failure = cards
+    raise failure
+
+
 async def ask_models(upstream: str, pool: UpstreamPool) -> list[dict[str, Any]]:
-    """The upstream's model cards; raises UpstreamFault."""
-    body = await ask(upstream, pool, "/v1/models", accept="application/json", max_bytes=MAX_LIST_BYTES)
+    """The upstream's model cards; raises UpstreamFault or TimeoutError."""
+    body = await ask(
+        upstream,
+        pool,
+        "/v1/models",
+        accept="application/json",
+        max_bytes=MAX_LIST_BYTES,
+        timeout_seconds=ASK_TIMEOUT_SECONDS,
+    )
     try:
         return _list_decoder.decode(body).data
     except (msgspec.DecodeError, RecursionError) as error:

@@ -70,11 +70,10 @@ class EngineWatch:
         name = upstream.name
         while True:
             try:
-                async with asyncio.timeout(ASK_TIMEOUT_SECONDS):
-                    pools = upstream.pools()
-                    if not pools:
-                        raise UpstreamUnavailable(upstream=name, reason="no endpoint answers")
-                    answers = await asyncio.gather(*(_read(name, pool) for pool in pools))
+                pools = upstream.pools()
+                if not pools:
+                    raise UpstreamUnavailable(upstream=name, reason="no endpoint answers")
+                answers = await asyncio.gather(*(_read(name, pool) for pool in pools))
             except (GatewayError, TimeoutError) as error:
                 self.readings.pop(name, None)
                 if name not in self._silent:
@@ -92,8 +91,15 @@ class EngineWatch:
 
 
 async def _read(upstream: str, pool: UpstreamPool) -> tuple[int, int]:
-    """Running and waiting, summed over an endpoint's engines and models; raises UpstreamFault."""
-    body = await ask(upstream, pool, "/metrics", accept="text/plain", max_bytes=MAX_METRICS_BYTES)
+    """Running and waiting, summed over an endpoint's engines and models; raises UpstreamFault or TimeoutError."""
+    body = await ask(
+        upstream,
+        pool,
+        "/metrics",
+        accept="text/plain",
+        max_bytes=MAX_METRICS_BYTES,
+        timeout_seconds=ASK_TIMEOUT_SECONDS,
+    )
     sums: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(body.decode()):

@@ -34,14 +34,15 @@ class Lane:
     upstream: Upstream
 
     def statistics(self) -> GateStatistics:
-        """The gate's, with the endpoints that are left out: when nothing is held there, it knows nothing of them."""
+        """The gate's, with what it knows nothing of: endpoints that are left out, and which are not reached."""
         reading = self.gate.statistics()
-        out = {
-            name: EndpointStatistics(up=False, slots=slots, slots_in_use=0)
-            for name, slots in self.upstream.left_out().items()
-            if name not in reading.endpoints
-        }
-        return evolve(reading, endpoints={**reading.endpoints, **out}) if out else reading
+        endpoints = dict(reading.endpoints)
+        for name, slots in self.upstream.left_out().items():
+            endpoints.setdefault(name, EndpointStatistics(left_out=True, slots=slots, slots_in_use=0))
+        for name, since in self.upstream.unreached().items():
+            if name in endpoints:
+                endpoints[name] = evolve(endpoints[name], unreached_since=since)
+        return evolve(reading, endpoints=endpoints)
 
 
 @frozen(kw_only=True)
@@ -130,7 +131,9 @@ class Lanes:
 
     def at_work(self, upstream: str) -> int:
         """Sequences at the engines of an upstream that answer, as far as they went through here."""
-        return sum(one.slots_in_use for one in self._serving[upstream].gate.statistics().endpoints.values() if one.up)
+        return sum(
+            one.slots_in_use for one in self._serving[upstream].gate.statistics().endpoints.values() if not one.left_out
+        )
 
     def serving(self) -> dict[str, Upstream]:
         return {name: lane.upstream for name, lane in self._serving.items()}

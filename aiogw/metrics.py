@@ -141,7 +141,6 @@ class Readings:
     """What is true at the moment of a scrape, by the name of the upstream where there is one for each."""
 
     gates: Mapping[str, GateStatistics]
-    queue_timeouts_seconds: Mapping[str, float]
     newcomers_wait_seconds: Mapping[str, float]
     engines: Mapping[str, EngineReading]
     body_bytes: int
@@ -221,8 +220,9 @@ def _gate_families(gates: Mapping[str, GateStatistics]) -> Iterator[Metric]:
 
 
 def _wait_families(readings: Readings) -> Iterator[Metric]:
+    timeouts = {name: one.queue_timeout_seconds for name, one in readings.gates.items()}
     for name, help_, waits in (
-        ("aiogw_queue_timeout_seconds", "How long a request may wait.", readings.queue_timeouts_seconds),
+        ("aiogw_queue_timeout_seconds", "How long a request may wait.", timeouts),
         (
             "aiogw_queue_estimated_wait_seconds",
             "How long one that came now would probably wait.",
@@ -231,13 +231,14 @@ def _wait_families(readings: Readings) -> Iterator[Metric]:
     ):
         family = GaugeMetricFamily(name, help_, labels=["upstream"])
         for upstream, seconds in waits.items():
-            family.add_metric([upstream], seconds)
+            if seconds is not None:
+                family.add_metric([upstream], seconds)
         yield family
 
 
 def _endpoint_families(gates: Mapping[str, GateStatistics]) -> Iterator[Metric]:
     labels = ["upstream", "endpoint"]
-    up = GaugeMetricFamily("aiogw_endpoint_up", "0: left out until it answers again.", labels=labels)
+    up = GaugeMetricFamily("aiogw_endpoint_up", "0: left out, or the last attempt to connect failed.", labels=labels)
     in_use = GaugeMetricFamily("aiogw_endpoint_slots_in_use", "Slots held there, settling ones too.", labels=labels)
     for name, reading in gates.items():
         for endpoint, one in reading.endpoints.items():

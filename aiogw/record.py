@@ -100,7 +100,7 @@ class RequestRecord:
         return None
 
     def queue_headers(self) -> list[tuple[str, str]]:
-        """What a client is told of the queue: its place when it came, and how long it has waited, if it is over."""
+        """What a client is told: its place in the queue when it came (1: next), and its wait, once that is over."""
         headers = []
         if self.position is not None:
             headers.append(("x-aiogw-queue-position", str(self.position)))
@@ -196,7 +196,8 @@ QUEUE, FIRST_BYTE, STREAM, FINISH = "queue", "first_byte", "stream", "finish"
 class Progress:
     """A request under way: its record so far, and what is put there at its end only.
 
-    ``number`` counts up in the order of entry; ``last_byte_at`` is when the upstream was last heard.
+    ``number`` counts up in the order of entry; ``last_byte_at`` is when the upstream was last heard; ``deadline_at`` is
+    until when it may wait.
     """
 
     number: int
@@ -205,6 +206,7 @@ class Progress:
     phase: str
     response_bytes: int
     last_byte_at: float | None
+    deadline_at: float | None
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -192,6 +192,7 @@ class RelayedRequest:
             phase=phase,
             response_bytes=self.stream.bytes_written,
             last_byte_at=self._last_byte_at,
+            deadline_at=None if self._admission is None else self._admission.deadline,
         )
 
     def close(self) -> None:
@@ -354,7 +355,7 @@ class RelayedRequest:
             if not self.stream.started:
                 self.stream.headers = [*self._headers, *self._record.queue_headers()]
             outlook = self._admission.outlook()
-            out = self._encoder.wait(outlook.position, outlook.estimated_seconds)
+            out = self._encoder.wait(outlook.ahead, outlook.estimated_seconds)
         else:
             out = self._encoder.wait(0, None)
         self.stream.send(out, head=None if self.stream.started else self._encoder.head)

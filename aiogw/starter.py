@@ -121,7 +121,14 @@ class _Version(msgspec.Struct):
 async def _version(name: str, pool: UpstreamPool) -> str | None:
     """vLLM has one; what else speaks OpenAI's API need not."""
     try:
-        body = await ask(name, pool, "/version", accept="application/json", max_bytes=MAX_VERSION_BYTES)
+        body = await ask(
+            name,
+            pool,
+            "/version",
+            accept="application/json",
+            max_bytes=MAX_VERSION_BYTES,
+            timeout_seconds=ASK_TIMEOUT_SECONDS,
+        )
         version = msgspec.json.decode(body, type=_Version).version
     except (GatewayError, msgspec.DecodeError):
         return None

@@ -147,11 +147,11 @@ class LinesEncoder:
             raise
         return self._taken()
 
-    def wait(self, position: int, estimated_seconds: float | None) -> bytes:
+    def wait(self, ahead: int, estimated_seconds: float | None) -> bytes:
         if not self._stream or self._ended:
             return b""
         self._commit()
-        return self._taken() + line(waiting=position, seconds=estimated_seconds)
+        return self._taken() + line(waiting=ahead, seconds=estimated_seconds)
 
     def refused(self, error: UpstreamStatus) -> GatewayError:
         return error

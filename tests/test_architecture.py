@@ -132,8 +132,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "status.page",
             "status.snapshot",
         ),
-        "status.snapshot": ("admission.readings", "enginewatch", "record", "status.history"),
-        "status.terminal": ("record", "status.figures", "status.snapshot"),
+        "status.snapshot": ("admission.readings", "enginewatch", "errors", "record", "status.history"),
+        "status.terminal": ("record", "status.figures", "status.history", "status.snapshot"),
         "status.words": ("status.figures", "status.snapshot"),
     },
     "composition": {

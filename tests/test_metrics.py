@@ -25,12 +25,15 @@ GATED = GateStatistics(
     slots_settling=1,
     queue_limit=32,
     waiting=4,
+    queue_timeout_seconds=60.0,
+    refuses=None,
+    ends=9,
     oldest_wait_seconds=3.5,
     grants_total=1234,
     refusals_total={"queue_full": 7, "queue_timeout": 2},
     endpoints={
-        "a:8000": EndpointStatistics(up=True, slots=4, slots_in_use=4),
-        "b:8000": EndpointStatistics(up=False, slots=None, slots_in_use=2),
+        "a:8000": EndpointStatistics(left_out=False, slots=4, slots_in_use=4),
+        "b:8000": EndpointStatistics(left_out=True, slots=None, slots_in_use=2),
     },
 )
 UNLIMITED = GateStatistics(
@@ -39,10 +42,13 @@ UNLIMITED = GateStatistics(
     slots_settling=0,
     queue_limit=0,
     waiting=0,
+    queue_timeout_seconds=None,
+    refuses=None,
+    ends=9,
     oldest_wait_seconds=0.0,
     grants_total=10,
     refusals_total={},
-    endpoints={"c:8000": EndpointStatistics(up=True, slots=None, slots_in_use=9)},
+    endpoints={"c:8000": EndpointStatistics(left_out=False, slots=None, slots_in_use=9)},
 )
 
 
@@ -59,7 +65,6 @@ class State:
     def read(self) -> Readings:
         return Readings(
             gates=self.readings,
-            queue_timeouts_seconds={"gated": 60},
             newcomers_wait_seconds={"gated": 12.5},
             engines=self.engines,
             listener=ListenerStatistics(connections=3, max_connections=100, refused_total={"limit": 5, "tls": 1}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from aiogw.admission.readings import EndpointStatistics, GateStatistics
 from aiogw.enginewatch import EngineReading
 from aiogw.record import CLIENT_GONE, FINISH, FIRST_BYTE, QUEUE, STREAM, Progress, RequestRecord
 from aiogw.status import figures, words
-from aiogw.status.history import ENDINGS, MOST_WAITS, SAMPLES, WAITS_SECONDS, History
+from aiogw.status.history import ENDINGS, MOST_WAITS, SAMPLES, WAITS_SECONDS, History, Waits
 from aiogw.status.snapshot import Readings, difference, document, merge, newcomer_wait_seconds, with_ages
 
 
@@ -23,15 +24,31 @@ def gate(**changes: Any) -> GateStatistics:
         "slots_settling": 0,
         "queue_limit": 4,
         "waiting": 0,
+        "queue_timeout_seconds": 300.0,
+        "refuses": None,
+        "ends": 9,
         "oldest_wait_seconds": 0.0,
         "grants_total": 9,
         "refusals_total": {},
-        "endpoints": {"a:80": EndpointStatistics(up=True, slots=3, slots_in_use=2)},
+        "endpoints": {"a:80": EndpointStatistics(left_out=False, slots=3, slots_in_use=2)},
     }
     return GateStatistics(**told | changes)
 
 
-UNLIMITED = gate(cap=None, queue_limit=0, slots_in_use=1)
+UNLIMITED = gate(cap=None, queue_limit=0, slots_in_use=1, queue_timeout_seconds=None)
+
+
+def endpoints(**changes: Any) -> dict[str, EndpointStatistics]:
+    told: dict[str, Any] = {"left_out": False, "slots": 3, "slots_in_use": 0}
+    return {"a:80": EndpointStatistics(**told | changes)}
+
+
+def fully_told(**changes: Any) -> dict[str, Any]:
+    """The document, with ages, of one upstream."""
+    draining, now = changes.pop("draining", False), changes.pop("now", 100.0)
+    place_seconds = {"gpu": changes.pop("place_seconds", 4.0)}
+    told = readings(gates={"gpu": gate(**changes)}, place_seconds=place_seconds, draining=draining, now=now)
+    return with_ages(document(told))
 
 
 def record(request_id: str, **changes: Any) -> RequestRecord:
@@ -40,7 +57,7 @@ def record(request_id: str, **changes: Any) -> RequestRecord:
 
 
 def progress(number: int, phase: str, one: RequestRecord, **changes: Any) -> Progress:
-    told: dict[str, Any] = {"upstream": "gpu", "response_bytes": 0, "last_byte_at": None}
+    told: dict[str, Any] = {"upstream": "gpu", "response_bytes": 0, "last_byte_at": None, "deadline_at": None}
     return Progress(number=number, phase=phase, record=one, **told | changes)
 
 
@@ -93,6 +110,9 @@ def test_a_document_of_a_busy_upstream() -> None:
         "waiting_since": 1096.0,
         "cap": 2,
         "queue_limit": 4,
+        "queue_timeout_seconds": 300.0,
+        "estimates_measured": True,
+        "newcomer": "waits",
         "newcomer_wait_seconds": 12.0,
         "endpoints": {"a:80": {"up": True, "slots": 3, "slots_in_use": 2}},
         "engine": {"running_requests": 2, "waiting_requests": 1, "drift_requests": 1},
@@ -116,7 +136,7 @@ def test_a_document_of_a_busy_upstream() -> None:
         "last_byte_at": 1099.5,
     } == told["requests"]["1"]
     assert 2 == told["requests"]["2"]["sequences"]
-    assert [(0, 4.0), (1, 8.0)] == [
+    assert [(1, 4.0), (2, 8.0)] == [
         (told["requests"][number]["position"], told["requests"][number]["estimated_seconds"]) for number in "34"
     ]
     assert 0 == told["requests"]["5"]["sequences"]
@@ -145,7 +165,7 @@ def test_a_long_line_is_counted_and_not_told() -> None:
     line = [progress(number, QUEUE, record(f"r{number}", entered_at=95.0)) for number in range(1, 11)]
     told = readings(gates={"gpu": gate(waiting=10)}, progress=line)
     assert ["1", "2", "3"] == list(document(told, most_in_line=3)["requests"])
-    assert 9 == document(told)["requests"]["10"]["position"]
+    assert 10 == document(told)["requests"]["10"]["position"]
     assert 10 == document(told, most_in_line=3)["upstreams"]["gpu"]["waiting"]
 
 
@@ -249,11 +269,30 @@ def test_waits_are_those_of_five_minutes() -> None:
     for wait in range(1, 101):
         history.observe(record("old", entered_at=500.0, granted_at=500.0 + 50, ended_at=990.0))
         history.observe(record("r", entered_at=900.0, granted_at=900.0 + wait / 10, ended_at=990.0))
-    (quantiles,) = history.waits(1000.0, ()).values()
-    assert (5.1, 9.6) == (round(quantiles.p50_seconds, 3), round(quantiles.p95_seconds, 3))
+    (waits,) = history.waits(1000.0, ()).values()
+    assert (5.1, 9.6, 0) == (round(waits.p50_seconds or 0, 3), round(waits.p95_seconds or 0, 3), waits.in_vain)
     running = [progress(1, STREAM, record("s", entered_at=900.0, granted_at=960.0))] * 100
     assert 60.0 == history.waits(1000.0, running)["gpu"].p95_seconds
     assert {} == history.waits(900.0 + 10 + WAITS_SECONDS + 1, ())
+
+
+def test_waits_in_vain_are_counted_apart() -> None:
+    """Who timed out or left waited for nothing: that is no wait for a slot, and it is told beside those."""
+    history = History()
+    for number in range(3):
+        history.observe(record(f"v{number}", entered_at=900.0, refused_at=960.0, ended_at=960.0))
+    assert Waits(p50_seconds=None, p95_seconds=None, in_vain=3) == history.waits(1000.0, ())["gpu"]
+    history.observe(record("g", entered_at=900.0, granted_at=902.0, ended_at=990.0))
+    waits = history.waits(1000.0, ())
+    assert Waits(p50_seconds=2.0, p95_seconds=2.0, in_vain=3) == waits["gpu"]
+    told = document(readings(waits=waits))["upstreams"]["gpu"]
+    assert "half waited ≤ 2.0 s, 95% ≤ 2.0 s; 3 gave up or timed out" == figures.waits_text(told)
+    assert "95% got a slot at once; 3 gave up or timed out" == figures.waits_text(
+        told | {"wait_p50_seconds": 0.0, "wait_p95_seconds": 0.04}
+    )
+    assert "half got a slot at once, 95% waited ≤ 2.0 s; 3 gave up or timed out" == figures.waits_text(
+        told | {"wait_p50_seconds": 0.0}
+    )
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -300,23 +339,69 @@ def test_sizes_in_words(size: int, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "draining", "well", "says"),
+    ("one", "well", "says"),
     [
-        (gate(slots_in_use=1), False, True, "runs at once"),
-        (gate(waiting=3), False, True, "waits ≈ 16 s"),
-        (gate(waiting=4), False, False, "is refused"),
-        (gate(slots_in_use=1), True, False, "shutting down"),
-        (gate(endpoints={"a:80": EndpointStatistics(up=False, slots=3, slots_in_use=0)}), False, False, "out: a:80"),
-        (gate(slots_in_use=0, cap=0), False, True, "not known yet"),
-        (UNLIMITED, False, True, "1 slots in use"),
+        ({"slots_in_use": 1}, True, "a newcomer runs at once"),
+        ({"waiting": 3}, True, "a newcomer waits ≈ 16 s"),
+        ({"waiting": 3, "ends": 0}, True, "a newcomer waits perhaps 16 s; last 5 min: nothing has ended yet"),
+        ({"waiting": 3, "place_seconds": 90.0}, True, "a newcomer waits 5:00 min in vain"),
+        ({"waiting": 3, "place_seconds": 90.0, "ends": 0}, True, "a newcomer waits perhaps 6:00 min"),
+        ({"waiting": 4, "refuses": "queue_full"}, False, "a newcomer is refused: queue full"),
+        ({"waiting": 3, "refuses": "queue_too_slow"}, False, "a newcomer is refused: would wait too long"),
+        ({"slots_in_use": 1, "draining": True}, False, "a newcomer is refused: shutting down"),
+        (
+            {"endpoints": endpoints(left_out=True), "refuses": "upstream_unavailable"},
+            False,
+            "a newcomer is refused: no endpoint answers; last 5 min: no requests; a:80 left out, 0 of 3",
+        ),
+        ({"slots_in_use": 0, "endpoints": endpoints(unreached_since=70.0)}, False, "probably fails: not reached"),
+        ({"cap": None, "slots_in_use": 1}, True, "gpu: 1 slots in use\n"),
+        ({"cap": None, "endpoints": endpoints(unreached_since=70.0)}, False, "a:80 not reached since "),
     ],
 )
-def test_whether_all_is_well(one: GateStatistics, draining: bool, well: bool, says: str) -> None:
+def test_whether_all_is_well(one: dict[str, Any], well: bool, says: str) -> None:
     """A request that comes now is served or waits; and the summary says why not."""
-    place_seconds = {"gpu": 4.0 if one.slots_in_use else 0.0}
-    told = with_ages(document(readings(gates={"gpu": one}, place_seconds=place_seconds, draining=draining)))
+    told = fully_told(**one)
     assert well == words.is_well(told)
     assert says in words.summary(told)
+
+
+def test_an_address_that_is_not_reached() -> None:
+    """It says since when; one that is left out as well says both, and one that is fine neither."""
+    at = fully_told(endpoints=endpoints(unreached_since=70.0))["upstreams"]["gpu"]["endpoints"]["a:80"]
+    expected = {"up": False, "unreached_since": 1070.0, "unreached_seconds": 30.0, "slots": 3, "slots_in_use": 0}
+    assert expected == at
+    assert "not reached since 00:17:50, 0 of 3" == figures.endpoint_text(at, 1100.0, UTC)
+    assert "not reached since 01 Jan 00:17, 0 of 3" == figures.endpoint_text(at, 99000.0, UTC)
+    both = endpoints(unreached_since=70.0, left_out=True)
+    at = fully_told(endpoints=both)["upstreams"]["gpu"]["endpoints"]["a:80"]
+    assert "left out, not reached since 00:17:50, 0 of 3" == figures.endpoint_text(at, 1100.0, UTC)
+    at = fully_told(endpoints=endpoints())["upstreams"]["gpu"]["endpoints"]["a:80"]
+    assert {"up": True, "slots": 3, "slots_in_use": 0} == at
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ["≈ 4.0 s", "≈ 8.0 s", "times out in 10 s"]),
+        ({"now": 106.0}, ["≈ 4.0 s", "times out in 4.0 s", "times out in 4.0 s"]),
+        ({"ends": 0}, ["perhaps 4.0 s", "perhaps 8.0 s", "perhaps 12 s"]),
+    ],
+    ids=["now", "later", "nothing measured"],
+)
+def test_an_estimate_and_a_deadline(changes: dict[str, Any], says: list[str]) -> None:
+    """Who would wait longer than it may is told when it times out; a guess is no reason to say so."""
+    now = changes.pop("now", 100.0)
+    line = [progress(number, QUEUE, record(f"r{number}", entered_at=80.0), deadline_at=110.0) for number in (1, 2, 3)]
+    told = document(readings(now=now, gates={"gpu": gate(waiting=3, **changes)}, progress=line))
+    rows = told["requests"].values()
+    assert [1110.0] * 3 == [row["deadline_at"] for row in rows]
+    assert says == [figures.estimate_text(told["upstreams"]["gpu"], row, told["time"]) for row in rows]
+
+
+def test_how_long_one_may_wait_is_told() -> None:
+    """Beside the queue, where it is nobody's secret."""
+    assert "0 of 4 waiting, at most 5:00 min each" in words.summary(fully_told())
 
 
 def test_nothing_a_client_chose_reaches_a_terminal() -> None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from rich.console import Console
+from rig import eventually
 from test_status_snapshot import gate, progress, readings, record
 
-from aiogw.record import QUEUE, STREAM
+from aiogw.admission.readings import EndpointStatistics
+from aiogw.record import FINISH, FIRST_BYTE, QUEUE, STREAM
 from aiogw.status import figures, terminal
-from aiogw.status.history import ENDINGS, History
+from aiogw.status.history import ENDINGS, SAMPLES, History
 from aiogw.status.snapshot import Document, document
 
 
-def drawn(told: Document, *, silent_seconds: float = 0.1, width: int = 120, height: int = 40) -> list[str]:
+def drawn(told: Document, *, silent_seconds: float | None = 0.1, width: int = 120, height: int = 40) -> list[str]:
     console = Console(width=width, height=height, file=io.StringIO(), color_system=None, force_terminal=True)
     with console.capture() as capture:
         console.print(terminal.view(told, silent_seconds, width=width, height=height))
@@ -50,8 +53,55 @@ def test_it_fits(width: int, height: int, waiting: int) -> None:
     assert len(lines) <= height
     assert all(len(line) <= width for line in lines)
     text = "\n".join(lines)
-    for part in ("2 of 2", f"{waiting} of 200", "A newcomer", f"end-{ENDINGS - 1}", "refused: queue"):
+    for part in ("2 of 2", f"{waiting} of 200", "at most 5:00 min", "A newcomer", "refused: queue full"):
         assert part in text
+    assert f"end-{ENDINGS - 1}" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 150])
+def test_no_reason_and_no_time_is_cut_off(width: int) -> None:
+    """The longest of each, in the narrowest of terminals: what is cut is an id, which its length tells nothing."""
+    history = History()
+    outcomes = [*figures.ENDINGS, "too_many_sequences"]
+    for number, outcome in enumerate(outcomes):
+        history.observe(record(f"{'x' * 100}{number}", arrived_at=-3499.0, outcome=outcome, ended_at=99.0))
+    line = [
+        progress(number, phase, record("y" * 100, arrived_at=-3499.0, entered_at=95.0, granted_at=96.0))
+        for number, phase in enumerate([STREAM, FIRST_BYTE, FINISH])
+    ]
+    line.append(progress(9, QUEUE, record("z" * 100, arrived_at=-3499.0, entered_at=95.0), deadline_at=225.0))
+    gates = {"gpu": gate(waiting=1, refuses="queue_too_slow")}
+    told = document(readings(gates=gates, place_seconds={"gpu": 999.0}, progress=line, endings=history.endings))
+    text = "\n".join(drawn(told, width=width, height=90))
+    for outcome in outcomes:
+        assert figures.ending(outcome) in text
+    for part in (*figures.PHASES.values(), "59:58 min", "59:59 min", "times out in 2:05 min"):
+        assert part in text or part == "waiting"
+    assert "is refused: would wait too long" in text
+
+
+def test_a_sparkline_has_a_scale() -> None:
+    """Its highest value and its span; a peak of one sample is not lost where there is less room than samples."""
+    samples = {str(number): (2, 12 if number == 7 else 1, 61.0) for number in range(SAMPLES)}
+    for width in (80, 200):
+        lines = drawn(busy(samples={"gpu": samples}), width=width)
+        (queue,) = [line for line in lines if "In the queue" in line]
+        assert "max 12 · 5 min" in queue
+        assert 1 == queue.count("█")
+        assert "max 1:01 min · 5 min" in "\n".join(lines)
+
+
+def test_an_address_that_is_not_reached_is_told_first() -> None:
+    """With a line of its own, and apart from those that are well."""
+    endpoints = {
+        "a:80": EndpointStatistics(left_out=False, slots=4, slots_in_use=1, unreached_since=95.0),
+        "b:80": EndpointStatistics(left_out=True, slots=4, slots_in_use=0),
+        "c:80": EndpointStatistics(left_out=False, slots=4, slots_in_use=2),
+    }
+    lines = drawn(document(readings(gates={"gpu": gate(endpoints=endpoints)})), width=80)
+    assert "✕ a:80 not reached since " in lines[2]
+    assert "✕ b:80 left out, 0 of 4" in lines[3]
+    assert "● c:80 2 of 4" in "\n".join(lines)
 
 
 def test_whoever_waits_is_shown_in_order() -> None:
@@ -72,13 +122,49 @@ def test_more_slots_than_a_line_has_room_for() -> None:
 
 
 def test_what_is_old_says_so() -> None:
-    """After a silence it is stale, and its ages stand still; before the first word there is nothing to show."""
+    """After a silence it is stale, and its ages stand still; a lost connection is told at once."""
     old = "\n".join(drawn(busy(), silent_seconds=60.0))
-    assert "stale: nothing heard for 1:00 min" in old
+    assert "nothing heard for 1:00 min, trying again" in old
     assert "live" not in old
     assert "8s" in old
-    assert "the gateway does not answer" in "\n".join(drawn({}))
+    lost = "\n".join(drawn(busy(), silent_seconds=None))
+    assert "connection lost, trying again; as of " in lost
+    assert "live" not in lost
+    assert "8s" in lost
     assert "shutting down" in "\n".join(drawn(busy(draining=True)))
+
+
+def test_before_the_first_word() -> None:
+    """It is connecting, and says nothing of a gateway that it has yet to hear; only then that it does not answer."""
+    assert "connecting" in "\n".join(drawn({}))
+    for silent_seconds in (None, 60.0):
+        assert "the gateway does not answer" in "\n".join(drawn({}, silent_seconds=silent_seconds))
+
+
+async def test_a_lost_connection_is_shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the gateway's last word stays, as old; until it is heard again."""
+    seen: list[tuple[bool, bool]] = []
+    go_on = asyncio.Event()
+
+    def view(told: Document, silent_seconds: float | None, **_: int) -> str:
+        seen.append((bool(told), silent_seconds is None))
+        go_on.set()
+        return ""
+
+    async def documents() -> AsyncIterator[Document | None]:
+        for one in (None, busy(), None, busy()):
+            await go_on.wait()
+            go_on.clear()
+            yield one
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(terminal, "view", view)
+    monkeypatch.setattr(terminal, "REFRESH_SECONDS", 0.01)
+    watching = asyncio.create_task(terminal.watch(documents(), Console(file=io.StringIO(), force_terminal=True)))
+    expected = [(False, False), (False, True), (True, False), (True, True), (True, False)]
+    await eventually(lambda: [one for one, _ in itertools.groupby(seen)] == expected, what=lambda: repr(seen))
+    watching.cancel()
+    await asyncio.wait([watching], timeout=10)
 
 
 def test_nothing_a_client_chose_is_obeyed() -> None:

@@ -42,17 +42,7 @@ POSITIONS_SECONDS = 1.0  # mutant: a choice, which the tests read from here
 class Admission(Ticket):
     """One request at the gate: waiting, then holding its slots until ``leave``."""
 
-    __slots__ = (
-        "_gate",
-        "_granted",
-        "_refused",
-        "deadline",
-        "entered_at",
-        "granted_at",
-        "position",
-        "timer",
-        "waited",
-    )
+    __slots__ = ("_gate", "_granted", "_refused", "deadline", "entered_at", "granted_at", "position", "timer", "waited")
 
     def __init__(
         self,
@@ -135,7 +125,7 @@ class UpstreamGate:
         self._draining = False
         self._grants_total = 0
         self._refusals_total: Counter[str] = Counter()
-        # By number: the position, and the slots that are granted with it and before it.
+        # By number: how many are ahead, and the slots that are granted with it and before it.
         self._places: dict[int, tuple[int, int]] = {}  # mutant: made anew at the first question, for the type only
         self._places_at = float("-inf")
 
@@ -159,13 +149,14 @@ class UpstreamGate:
             refused=refused,
             entered_at=now,
             deadline=now + limits.queue_timeout_seconds if limits else float("inf"),
-            position=self._queue.statistics().waiting,
+            position=self._queue.statistics().waiting + 1,
             holder=holder,
         )
         if limits is not None:
             if not self._queue.could_hold(admission):
                 raise self._counted(self._unservable_error(admission))
-            self._refuse_hopeless(admission, limits)
+            if self._is_hopeless(admission.weight, limits):
+                raise self._counted(self._too_slow_error(admission.weight, limits))
         if not self._queue.enter(admission):
             estimated_seconds = self._newcomer_waits_seconds(admission.weight)
             raise self._counted(
@@ -186,27 +177,30 @@ class UpstreamGate:
             admission.timer = self._loop.call_at(admission.deadline, self._expire, admission)
         return admission
 
-    def _refuse_hopeless(self, admission: Admission, limits: Limits) -> None:
-        """Refuse at entry who would wait in vain, while that is still an honest status and has cost nobody anything.
+    def _is_hopeless(self, weight: int, limits: Limits) -> bool:
+        """Who would wait in vain is refused at entry, while that is an honest status and has cost nobody anything.
 
         Only where the estimate rests on enough requests that have ended, and somebody is really in front.
         """
         statistics = self._queue.statistics()
         cap = statistics.cap or limits.cap  # mutant: with none, nobody comes as far as here
-        waits = statistics.waiting > 0 or statistics.slots_in_use + admission.weight > cap
+        waits = statistics.waiting > 0 or statistics.slots_in_use + weight > cap
         if not waits or statistics.waiting >= limits.queue_limit or len(self._slot_times) < ENOUGH:
-            return
-        estimated_seconds = self._newcomer_waits_seconds(admission.weight)
-        if estimated_seconds > limits.queue_timeout_seconds:
-            raise self._counted(
-                QueueTooSlow(
-                    upstream=self._upstream,
-                    occupancy=self.statistics().occupancy,
-                    estimated_seconds=estimated_seconds,
-                    queue_timeout_seconds=limits.queue_timeout_seconds,
-                    retry_after_seconds=self._retry_after_seconds(admission.weight),
-                )
-            )
+            return False
+        return self._newcomer_waits_seconds(weight) > limits.queue_timeout_seconds
+
+    def _newcomer_meets(self) -> str | None:
+        """The code of the error that ``enter`` would raise for one sequence of a holder without ``places``."""
+        newcomer, limits = Ticket(weight=1), self._limits
+        if self._draining:
+            return Draining.code
+        if limits is None:
+            return None
+        if not self._queue.could_hold(newcomer):
+            return self._unservable_error(newcomer).code
+        if self._is_hopeless(newcomer.weight, limits):
+            return QueueTooSlow.code
+        return None if self._queue.has_place_for(newcomer) else QueueFull.code
 
     def resize(self, *, upstream: str, limits: Limits | None, endpoints: Mapping[str, int | None]) -> None:
         """Take other limits, another name or other endpoints; who thereby fits is granted before this returns.
@@ -266,17 +260,17 @@ class UpstreamGate:
 
     def _outlook(self, admission: Admission) -> Outlook:
         if admission.state is not TicketState.WAITING:
-            return Outlook(position=0, estimated_seconds=0.0)
+            return Outlook(ahead=0, estimated_seconds=0.0)
         now = self._loop.time()
         if now >= self._places_at + POSITIONS_SECONDS or admission.number not in self._places:
             self._places = {}  # mutant: only those would be kept who have left
             slots = 0
-            for position, waiting in enumerate(self._queue.in_line()):
+            for ahead, waiting in enumerate(self._queue.in_line()):
                 slots += waiting.weight
-                self._places[waiting.number] = (position, slots)
+                self._places[waiting.number] = (ahead, slots)
             self._places_at = now
-        position, slots = self._places[admission.number]
-        return Outlook(position=position, estimated_seconds=self._estimated_wait_seconds(slots))
+        ahead, slots = self._places[admission.number]
+        return Outlook(ahead=ahead, estimated_seconds=self._estimated_wait_seconds(slots))
 
     def statistics(self) -> GateStatistics:
         queue = self._queue.statistics()
@@ -288,12 +282,15 @@ class UpstreamGate:
             slots_settling=settling,
             queue_limit=queue.queue_limit,
             waiting=queue.waiting,
+            queue_timeout_seconds=self._limits.queue_timeout_seconds if self._limits else None,
+            refuses=self._newcomer_meets(),
+            ends=len(self._slot_times),
             oldest_wait_seconds=0.0 if head is None else max(0.0, self._loop.time() - head.entered_at),
             grants_total=self._grants_total,
             refusals_total=dict(self._refusals_total),
             endpoints={
                 name: EndpointStatistics(
-                    up=name in self._endpoints, slots=self._endpoints.get(name), slots_in_use=slots_in_use
+                    left_out=name not in self._endpoints, slots=self._endpoints.get(name), slots_in_use=slots_in_use
                 )
                 for name, slots_in_use in self._queue.used().items()
             },
@@ -397,12 +394,21 @@ class UpstreamGate:
         self._refusals_total[error.code] += 1
         return error
 
-    def _unservable_error(self, admission: Admission) -> GatewayError:
+    def _too_slow_error(self, weight: int, limits: Limits) -> QueueTooSlow:
+        return QueueTooSlow(
+            upstream=self._upstream,
+            occupancy=self.statistics().occupancy,
+            estimated_seconds=self._newcomer_waits_seconds(weight),
+            queue_timeout_seconds=limits.queue_timeout_seconds,
+            retry_after_seconds=self._retry_after_seconds(weight),
+        )
+
+    def _unservable_error(self, ticket: Ticket) -> GatewayError:
         limits = self._limits
         assert limits is not None
         largest = min(limits.cap, limits.largest)
-        if admission.weight > largest:
-            return TooManySequences(upstream=self._upstream, sequences=admission.weight, cap=largest)
+        if ticket.weight > largest:
+            return TooManySequences(upstream=self._upstream, sequences=ticket.weight, cap=largest)
         return UpstreamUnavailable(upstream=self._upstream, reason="no endpoint with room for it answers")
 
     def _newcomer_waits_seconds(self, weight: int) -> float:

@@ -109,7 +109,7 @@ class FairQueue(Generic[T]):
         if not self.could_hold(ticket):
             raise ValueError(f"a ticket of weight {ticket.weight} can never be served under a cap of {self.largest}")
         ticket.number = next(self._numbers)
-        if not self._waiting and self._capacity.fits(ticket.weight):
+        if self._is_next(ticket):
             self._hold(ticket)
         elif len(self._waiting) < self._queue_limit:
             self._waiting[ticket] = None
@@ -118,6 +118,10 @@ class FairQueue(Generic[T]):
             ticket.state = TicketState.LEFT
             return False
         return True
+
+    def has_place_for(self, ticket: Ticket) -> bool:
+        """Whether ``enter`` would take in such a ticket, which could hold its slots."""
+        return len(self._waiting) < self._queue_limit or self._is_next(ticket)
 
     def leave(self, ticket: T) -> list[T]:
         """Let ``ticket`` go, from any state, any number of times; returns those that thereby came to hold slots."""
@@ -197,6 +201,9 @@ class FairQueue(Generic[T]):
             waiting=len(self._waiting),
             slots_wanted=self._slots_wanted,
         )
+
+    def _is_next(self, ticket: Ticket) -> bool:
+        return not self._waiting and self._capacity.fits(ticket.weight)
 
     def _now_waits(self, ticket: T) -> None:
         self._waiting_by_holder[ticket.holder] += 1

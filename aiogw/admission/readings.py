@@ -28,14 +28,21 @@ class Limits:
 
 @frozen(kw_only=True)
 class EndpointStatistics:
-    """``slots``: its engine's, None: unknown; ``up`` False: left out, or gone with ``slots_in_use`` not yet given back.
+    """``slots``: its engine's, None: unknown.
 
-    Slots that settle count as in use here.
+    ``left_out``: it gets no request until it answers, or it is gone, and only its ``slots_in_use`` are not.  Slots that
+    settle count as in use here.  ``unreached_since``, on the monotonic clock: since then each attempt to connect has
+    failed; None: the last one has not, as far as whoever made the reading knows.
     """
 
-    up: bool
+    left_out: bool
     slots: int | None
     slots_in_use: int
+    unreached_since: float | None = None
+
+    @property
+    def up(self) -> bool:
+        return not self.left_out and self.unreached_since is None
 
 
 @frozen(kw_only=True)
@@ -45,6 +52,8 @@ class GateStatistics:
     ``slots_in_use`` and ``slots_settling`` together are what counts against the cap: requests at work, and aborted ones
     that the engine may not have let go of yet.
     ``refusals_total`` counts by the code of the error; the two totals only ever grow.
+    ``refuses``: the code of the error that a request of one sequence would meet now, None: it would be let in.
+    ``ends``: the requests that have ended on which the estimates rest; ``queue_timeout_seconds`` None: unlimited.
     """
 
     cap: int | None
@@ -52,7 +61,10 @@ class GateStatistics:
     slots_settling: int
     queue_limit: int
     waiting: int
+    queue_timeout_seconds: float | None
     oldest_wait_seconds: float
+    refuses: str | None
+    ends: int
     grants_total: int
     refusals_total: Mapping[str, int]
     endpoints: Mapping[str, EndpointStatistics]
@@ -77,5 +89,5 @@ class GateStatistics:
 class Outlook:
     """What a waiting request may be told: how many are ahead of it, and the estimated seconds until its grant."""
 
-    position: int
+    ahead: int
     estimated_seconds: float

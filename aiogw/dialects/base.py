@@ -71,10 +71,10 @@ class ResponseEncoder(Protocol):
         """The bytes for the client that ``data`` gives rise to."""
         ...
 
-    def wait(self, position: int, estimated_seconds: float | None) -> bytes:
+    def wait(self, ahead: int, estimated_seconds: float | None) -> bytes:
         """A sign of life while the request waits or the upstream says nothing presentable.
 
-        ``position`` is how many requests are ahead in the queue, ``estimated_seconds`` the wait to come; None: granted.
+        ``ahead`` is how many requests wait before it, ``estimated_seconds`` the wait to come; None: granted.
         Commits ``head`` if need be.  Empty, and ``head`` untouched, where this response cannot carry one.
         """
         ...

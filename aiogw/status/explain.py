@@ -187,7 +187,7 @@ def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
         yield "until all of it was there and valid", read, f"went on to {told.get('upstream', '-')}, without a slot"
     elif read is not None:
         position = told.get("position")
-        ahead = f" with {position} ahead of it" if position is not None else ""
+        ahead = f" with {int(position) - 1} ahead of it" if position is not None else ""
         yield "until all of it was there and valid", read, f"came to the gate of {told.get('upstream', '-')}{ahead}"
     at = f", to {told['endpoint']}" if "endpoint" in told else ""
     again = f", {told['put_back']} times anew because its endpoint was gone" if "put_back" in told else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, tzinfo
 from typing import Any
 
 
@@ -24,6 +26,11 @@ def short_seconds(value: float) -> str:
     if whole < 100:
         return f"{max(0, whole)}s"
     return f"{whole // 60}m" if whole < 6000 else f"{whole // 3600}h"
+
+
+def clock(unix: float, now: float, zone: tzinfo | None = None) -> str:
+    """``14:02:11``, or ``30 Nov 14:02`` when that is half a day ago; ``zone`` None: where the reader is."""
+    return f"{datetime.fromtimestamp(unix, zone):{'%H:%M:%S' if now - unix < 43200 else '%d %b %H:%M'}}"
 
 
 def size(value: int) -> str:
@@ -63,6 +70,16 @@ ENDINGS = {
     "internal_error": "fault of the gateway",
 }
 
+# What a newcomer meets; see ``snapshot.newcomer``.
+NEWCOMERS = {
+    "runs": "runs at once",
+    "unreached": "probably fails: not reached",
+    "queue_full": "is refused: queue full",
+    "queue_too_slow": "is refused: would wait too long",
+    "draining": "is refused: shutting down",
+    "upstream_unavailable": "is refused: no endpoint answers",
+}
+
 
 def ending(outcome: str) -> str:
     return ENDINGS.get(outcome, outcome.replace("_", " "))
@@ -87,25 +104,81 @@ def queue_text(one: Mapping[str, Any]) -> str:
     return f"{one['waiting']} of {one['queue_limit']}"
 
 
-def is_full(one: Mapping[str, Any]) -> bool:
-    return bool(one["waiting"] >= one["queue_limit"] and one["slots_in_use"] + one["slots_settling"] >= one["cap"])
+def limit_text(one: Mapping[str, Any]) -> str:
+    """How long a request may wait."""
+    return f"at most {seconds(one['queue_timeout_seconds'])}"
+
+
+def serves(one: Mapping[str, Any]) -> bool:
+    """Whether a request that came now is served, or waits."""
+    if "cap" in one:
+        return one["newcomer"] in ("runs", "waits")
+    return any(at["up"] for at in one["endpoints"].values())
+
+
+def _about(one: Mapping[str, Any], wait_seconds: float) -> str:
+    # Before anything has ended it is a guess, from how long those that run have been at it.
+    return f"{'≈' if one['estimates_measured'] else 'perhaps'} {seconds(wait_seconds)}"
 
 
 def newcomer_text(one: Mapping[str, Any]) -> str:
     """What a request that came now would meet."""
-    if is_full(one):
-        return "is refused"
+    if one["newcomer"] != "waits":
+        return NEWCOMERS[one["newcomer"]]
     wait_seconds = one.get("newcomer_wait_seconds")
     if wait_seconds is None:
-        return "not known yet"
-    return f"waits ≈ {seconds(wait_seconds)}" if wait_seconds else "runs at once"
+        return "waits"
+    if one["estimates_measured"] and wait_seconds > one["queue_timeout_seconds"]:
+        return f"waits {seconds(one['queue_timeout_seconds'])} in vain"
+    return f"waits {_about(one, wait_seconds)}"
+
+
+def estimate_text(one: Mapping[str, Any], row: Mapping[str, Any], now: float) -> str:
+    """What a request that waits may expect of the rest of its wait."""
+    estimated_seconds = row.get("estimated_seconds")
+    if estimated_seconds is None:
+        return "-"
+    left_seconds = row.get("deadline_at", math.inf) - now
+    if one["estimates_measured"] and estimated_seconds > left_seconds:
+        return f"times out in {seconds(left_seconds)}"
+    return _about(one, estimated_seconds)
+
+
+def _waited(p50: float, p95: float) -> str:
+    if p95 < 0.05:
+        return "95% got a slot at once"
+    return (
+        "half got a slot at once, 95% waited" if p50 < 0.05 else f"half waited ≤ {seconds(p50)}, 95%"
+    ) + f" ≤ {seconds(p95)}"
 
 
 def waits_text(one: Mapping[str, Any]) -> str:
-    if "wait_p50_seconds" not in one:
-        return "last 5 min: no requests"
-    p50, p95 = seconds(one["wait_p50_seconds"]), seconds(one["wait_p95_seconds"])
-    return f"last 5 min: half waited ≤ {p50}, 95 % ≤ {p95}"
+    """How long others have waited."""
+    in_vain = one.get("waits_in_vain", 0)
+    told = []
+    if "wait_p50_seconds" in one:
+        told.append(_waited(one["wait_p50_seconds"], one["wait_p95_seconds"]))
+    if in_vain:
+        told.append(f"{in_vain} gave up or timed out")
+    if "cap" in one and not one["estimates_measured"] and one["newcomer"] == "waits":
+        told.append("nothing has ended yet")
+    return "; ".join(told) or "no requests"
+
+
+def endpoint_text(at: Mapping[str, Any], now: float, zone: tzinfo | None = None) -> str:
+    """What is behind its address: what is wrong with it, and its slots."""
+    slots = f"{at['slots_in_use']}" + (f" of {at['slots']}" if "slots" in at else "")
+    wrong = []
+    if at.get("left_out"):
+        wrong.append("left out")
+    if "unreached_since" in at:
+        wrong.append(f"not reached since {clock(at['unreached_since'], now, zone)}")
+    return ", ".join([*wrong, slots]) if wrong else slots
+
+
+def scale_text(values: Iterable[float], write: Callable[[float], str] = lambda value: f"{value:.0f}") -> str:
+    """What the top of a sparkline is, and how far back it goes."""
+    return f"max {write(max(values, default=0))} · 5 min"
 
 
 def plain(text: object) -> str:

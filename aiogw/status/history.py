@@ -30,16 +30,20 @@ class Ending:
 
 
 @frozen(kw_only=True)
-class WaitQuantiles:
-    p50_seconds: float
-    p95_seconds: float
+class Waits:
+    """Of one upstream: the waits that ended with a grant, None: there was none; and how many ended without one."""
+
+    p50_seconds: float | None
+    p95_seconds: float | None
+    in_vain: int
 
 
 class History:
     def __init__(self) -> None:
         self._ended = 0
         self._endings: deque[Ending] = deque(maxlen=ENDINGS)
-        self._waits: dict[str, deque[tuple[float, float]]] = {}
+        # When each ended, and how long it took; None: in vain.
+        self._waits: dict[str, deque[tuple[float, float | None]]] = {}
         self._sampled = 0
         self._samples: dict[str, deque[tuple[str, Sample]]] = {}
 
@@ -61,17 +65,17 @@ class History:
         waits = self._waits.get(record.upstream)
         if waits is None:
             waits = self._waits[record.upstream] = deque(maxlen=MOST_WAITS)
-        waits.append((record.entered_at + wait_seconds, wait_seconds))
+        waits.append((record.entered_at + wait_seconds, None if record.granted_at is None else wait_seconds))
 
-    def waits(self, now: float, progress: Iterable[Progress]) -> dict[str, WaitQuantiles]:
-        """Of the waits that have ended within five minutes, those of requests that still run included."""
+    def waits(self, now: float, progress: Iterable[Progress]) -> dict[str, Waits]:
+        """Of those that have ended within five minutes, those of requests that still run included."""
         since = now - WAITS_SECONDS
         recent = {name: [wait for ended_at, wait in waits if ended_at >= since] for name, waits in self._waits.items()}
         for one in progress:
             record = one.record
             if record.granted_at is not None and record.granted_at >= since and record.wait_seconds is not None:
                 recent.setdefault(one.upstream, []).append(record.wait_seconds)
-        return {name: _quantiles(sorted(waits)) for name, waits in recent.items() if waits}
+        return {name: _summed_up(waits) for name, waits in recent.items() if waits}
 
     def sample(self, gates: Mapping[str, GateStatistics]) -> None:
         """Remember what the queues look like; to be called every ``SAMPLE_SECONDS``."""
@@ -90,10 +94,11 @@ class History:
         return {name: dict(samples) for name, samples in self._samples.items()}
 
 
-def _quantiles(waits: list[float]) -> WaitQuantiles:
-    """By the nearest rank: a wait that somebody had, not one between two."""
+def _summed_up(waits: list[float | None]) -> Waits:
+    """Quantiles by the nearest rank: a wait that somebody had, not one between two."""
+    granted = sorted(wait for wait in waits if wait is not None)
 
-    def at(share: float) -> float:
-        return waits[min(len(waits) - 1, int(share * len(waits)))]
+    def at(share: float) -> float | None:
+        return granted[min(len(granted) - 1, int(share * len(granted)))] if granted else None
 
-    return WaitQuantiles(p50_seconds=at(0.5), p95_seconds=at(0.95))
+    return Waits(p50_seconds=at(0.5), p95_seconds=at(0.95), in_vain=len(waits) - len(granted))

@@ -2,13 +2,13 @@
 (() => {
   const MOST_PLACES = 50, MANY = 48, STALE_SECONDS = 6, REOPEN_SECONDS = 10;
   // Words and columns are page.py's, which puts them before this script.
-  const {phases: PHASES, endings: ENDINGS, running: RUNNING, waiting: WAITING, ended: ENDED} = WORDS;
+  const {phases: PHASES, endings: ENDINGS, running: RUNNING, waiting: WAITING, ended: ENDED, newcomers: NEWCOMERS} = WORDS;
   const state = document.getElementById("state");
   const main = document.querySelector("main");
   const upstreams = document.getElementById("upstreams");
   const endings = document.getElementById("endings");
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  let told = null, skew = 0, heardAt = performance.now(), drawn = false, planned = false, source;
+  let told = null, skew = 0, heardAt = performance.now(), shownOf = 0, lost = false, drawn = false, planned = false, source;
   const sections = new Map(), chips = new Map();
 
   // -- the feed: a snapshot, then JSON merge patches (RFC 7396)
@@ -24,6 +24,7 @@
   const heard = document_ => {
     told = document_;
     heardAt = performance.now();
+    lost = false;
     skew = told.time - Date.now() / 1000;
     if (!planned) { planned = true; requestAnimationFrame(draw); }
   };
@@ -32,6 +33,7 @@
     source = new EventSource("status/events");
     source.addEventListener("snapshot", event => heard(JSON.parse(event.data)));
     source.addEventListener("change", event => told && heard(merge(told, JSON.parse(event.data))));
+    source.addEventListener("error", () => { lost = true; draw(); });
   };
   const silent = () => (performance.now() - heardAt) / 1000;
   let openedAt = performance.now();
@@ -66,6 +68,32 @@
     return value.toFixed(1) + " GB";
   };
   const clock = unix => new Date(unix * 1000).toTimeString().slice(0, 8);
+  const since = (unix, now) => now - unix < 43200 ? clock(unix)
+    : new Date(unix * 1000).toLocaleDateString("en-GB", {day: "2-digit", month: "short"}) + " " + clock(unix).slice(0, 5);
+  const about = (one, value) => (one.estimates_measured ? "≈ " : "perhaps ") + seconds(value);
+  const newcomerText = one => {
+    const wait = one.newcomer_wait_seconds, limit = one.queue_timeout_seconds;
+    if (one.newcomer !== "waits") return NEWCOMERS[one.newcomer];
+    if (wait === undefined) return "waits";
+    return one.estimates_measured && wait > limit ? "waits " + seconds(limit) + " in vain" : "waits " + about(one, wait);
+  };
+  const estimateText = (one, row, now) => {
+    const wait = row.estimated_seconds, left = (row.deadline_at ?? Infinity) - now;
+    if (wait === undefined) return "-";
+    return one.estimates_measured && wait > left ? "times out in " + seconds(left) : about(one, wait);
+  };
+  const waited = (p50, p95) => p95 < .05 ? "95% got a slot at once"
+    : (p50 < .05 ? "half got a slot at once, 95% waited" : "half waited ≤ " + seconds(p50) + ", 95%") + " ≤ " + seconds(p95);
+  const waitsText = one => [
+    one.wait_p50_seconds === undefined ? "" : waited(one.wait_p50_seconds, one.wait_p95_seconds),
+    one.waits_in_vain ? one.waits_in_vain + " gave up or timed out" : "",
+    !one.estimates_measured && one.newcomer === "waits" ? "nothing has ended yet" : "",
+  ].filter(Boolean).join("; ") || "no requests";
+  const endpointText = (at, now) => [
+    at.left_out ? "left out" : "",
+    at.unreached_since === undefined ? "" : "not reached since " + since(at.unreached_since, now),
+    at.slots_in_use + (at.slots === undefined ? "" : " of " + at.slots),
+  ].filter(Boolean).join(", ");
 
   // -- elements; text is only ever set as text
   const make = (tag, kind, ...inside) => {
@@ -124,7 +152,7 @@
     constructor(name, lines) {
       this.value = make("strong");
       this.more = make("small");
-      this.under = make("small");
+      this.under = lines ? make("small", "scale") : make("p", "waits");
       const figure = make("dd", "", this.value, this.more);
       if (lines) {
         this.area = svg("path", {});
@@ -132,13 +160,16 @@
         const picture = svg("svg", {class: "spark", viewBox: "0 0 150 30", preserveAspectRatio: "none", "aria-hidden": "true"});
         picture.append(this.area, this.line);
         figure.append(picture);
-      } else figure.append(make("br"), this.under);
+      }
+      figure.append(this.under);
       this.element = make("div", "", make("dt", "", name), figure);
     }
-    show(value, more, samples, atLeast) {
+    show(value, more, samples, atLeast, write = String) {
       setText(this.value, value);
-      setText(this.more, more || "");
-      if (!samples || !samples.length) return;
+      setText(this.more, more);
+      if (!samples) return;
+      setText(this.under, "max " + write(Math.max(0, ...samples)) + " · 5 min");
+      if (!samples.length) return;
       const top = Math.max(atLeast, ...samples), start = 151 - samples.length;
       const points = samples.map((one, i) => start + i + "," + (30 - 28 * one / top).toFixed(1)).join(" ");
       if (this.points === points) return;
@@ -180,9 +211,8 @@
       const places = Object.entries(one.endpoints);
       fit(this.endpoints, places.length, () => make("li"));
       places.forEach(([address, at], i) => {
-        const of = at.slots_in_use + (at.slots === undefined ? "" : " of " + at.slots);
         setKind(this.endpoints.children[i], at.up ? "" : "out");
-        const text = at.up ? address + " " + of : "✕ " + address + " left out, " + of;
+        const text = (at.up ? "" : "✕ ") + address + " " + endpointText(at, now);
         if (this.endpoints.children[i].dataset.text !== text) {
           this.endpoints.children[i].dataset.text = text;
           this.endpoints.children[i].replaceChildren(...(at.up ? [make("b", "", "● "), text] : [text]));
@@ -201,24 +231,19 @@
       this.inUse.show(slotsText, !gated ? "no limit" : one.slots_settling ? one.slots_settling + " settling" : "", samples.map(s => s[0]), gated ? one.cap : 1);
       for (const tile of [this.inQueue, this.oldest, this.newcomer]) tile.element.hidden = !gated;
       if (gated) {
-        const full = one.waiting >= one.queue_limit && used >= one.cap;
-        setKind(this.inQueue.element, full ? "full" : "");
-        this.inQueue.show(queueText, "", samples.map(s => s[1]), 1);
-        this.oldest.show(one.waiting ? seconds(now - one.waiting_since) : "nobody waits", "", samples.map(s => s[2]), 1);
-        const wait = one.newcomer_wait_seconds;
-        const text = full ? "is refused"
-          : wait === undefined ? "not known yet" : wait ? "waits ≈ " + seconds(wait) : "runs at once";
-        this.newcomer.show(text);
-        setText(this.newcomer.under, "last 5 min: " + (one.wait_p50_seconds === undefined ? "no requests"
-          : "half waited ≤ " + seconds(one.wait_p50_seconds) + ", 95 % ≤ " + seconds(one.wait_p95_seconds)));
+        setKind(this.inQueue.element, one.newcomer === "queue_full" ? "full" : "");
+        this.inQueue.show(queueText, "at most " + seconds(one.queue_timeout_seconds) + " each", samples.map(s => s[1]), 1);
+        this.oldest.show(one.waiting ? seconds(now - one.waiting_since) : "nobody waits", "", samples.map(s => s[2]), 1, seconds);
+        setKind(this.newcomer.element, one.newcomer === "runs" || one.newcomer === "waits" ? "" : "full");
+        this.newcomer.show(newcomerText(one), "");
+        setText(this.newcomer.under, "last 5 min: " + waitsText(one));
       }
       this.running.show(others.map(row => [
         ...origin(row), PHASES[row.phase], seconds(now - row.arrived_at),
         row.last_byte_at === undefined ? "-" : seconds(now - row.last_byte_at), size(row.bytes),
       ]));
       this.waiting.show(waiting.map(row => [
-        ...origin(row), String(row.position + 1), seconds(now - row.arrived_at),
-        row.estimated_seconds === undefined ? "-" : "≈ " + seconds(row.estimated_seconds),
+        ...origin(row), String(row.position), seconds(now - row.arrived_at), estimateText(one, row, now),
       ]));
     }
 
@@ -248,6 +273,7 @@
         else if (seen.has(row.number)) {
           const kind = "tail " + row.phase;
           if (!frame.firstChild || frame.firstChild.className !== kind) frame.replaceChildren(make("span", kind));
+          frame.firstChild.title = titleOf(row);
         } else {
           seen.add(row.number);
           put(frame, chip(row, now - row.granted_at));
@@ -277,23 +303,26 @@
     if (!element) chips.set(row.number, element = make("span"));
     setKind(element, "chip " + (row.phase === "queue" ? "queue_" : row.phase));
     setText(element, shortSeconds(age));
-    const title = row.id + ", " + (row.model || "-") + ", " + PHASES[row.phase];
-    if (element.title !== title) element.title = title;
+    if (element.title !== titleOf(row)) element.title = titleOf(row);
     return element;
   };
+  const titleOf = row => row.id + ", " + (row.model || "-") + ", " + PHASES[row.phase];
 
   const draw = () => {
     planned = false;
-    const stale = silent() > STALE_SECONDS || !told;
-    main.classList.toggle("stale", stale && told !== null);
-    if (told === null) {
-      if (silent() > STALE_SECONDS) { setKind(state, "stale"); setText(state, "stale: the gateway does not answer; trying again"); }
-      return;
+    const stale = lost || silent() > STALE_SECONDS;
+    main.classList.toggle("stale", stale);
+    const asOf = told ? clock(told.time) : "";
+    if (stale) {
+      setKind(state, "stale");
+      setText(state, !told ? "the gateway does not answer, trying again"
+        : lost ? "connection lost, trying again; as of " + asOf : "nothing heard since " + asOf + ", trying again");
     }
-    setKind(state, stale ? "stale" : "live");
-    setText(state, stale ? "stale: nothing heard since " + clock(told.time) + "; trying again" : told.draining ? "shutting down" : "live");
-    if (stale || document.hidden) return;
-    const now = Date.now() / 1000 + skew;
+    if (!told) return;
+    if (!stale) { setKind(state, told.draining ? "draining" : "live"); setText(state, told.draining ? "shutting down" : "live"); }
+    if ((stale && shownOf === heardAt) || document.hidden) return;
+    shownOf = heardAt;
+    const now = stale ? told.time : Date.now() / 1000 + skew;
     setText(document.getElementById("about"), told.version + ", up " + seconds(now - told.started_at));
     const before = new Map();
     if (drawn && !calm.matches) for (const [number, element] of chips) before.set(number, element.getBoundingClientRect());

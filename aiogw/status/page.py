@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC
 from html import escape
 from importlib import resources
 from typing import Any
@@ -26,7 +28,7 @@ def _asset(name: str) -> str:
     return "".join(f"{line.strip()}\n" for line in lines if not line.strip().startswith("//"))
 
 
-_STYLE = _asset("page.css")
+_STYLE = re.sub(r"\s*([{};,])\s*|(?<=:)\s+", r"\1", _asset("page.css"))
 
 # The head of a column, and its classes: n for numbers, wide for what a phone has no room for.
 _Columns = tuple[tuple[str, str], ...]
@@ -37,7 +39,7 @@ _RUNNING: _Columns = (
     ("Model", "model wide"),
     ("Phase", "phase"),
     ("Age", "n"),
-    ("Silent", "n"),
+    ("Silent", "n wide"),
     ("Bytes", "n wide"),
 )
 _WAITING: _Columns = (
@@ -45,7 +47,7 @@ _WAITING: _Columns = (
     ("Key", "key wide"),
     ("API", "api wide"),
     ("Model", "model wide"),
-    ("Place", "phase"),
+    ("Place", "place"),
     ("Age", "n"),
     ("Estimate", "n estimate"),
 )
@@ -53,20 +55,21 @@ _ENDED: _Columns = (
     ("Request", "id"),
     ("At", "at"),
     ("Ending", "ending"),
-    ("Upstream", "api wide"),
+    ("Upstream", "upstream wide"),
     ("Key", "key wide"),
     ("Model", "model wide"),
     ("Waited", "n wide"),
-    ("Took", "n"),
+    ("Took", "n wide"),
 )
 _WORDS = {
     "phases": figures.PHASES,
     "endings": figures.ENDINGS,
+    "newcomers": figures.NEWCOMERS,
     "running": _RUNNING,
     "waiting": _WAITING,
     "ended": _ENDED,
 }
-_SCRIPT = f"const WORDS = {json.dumps(_WORDS)};\n{_asset('page.js')}"
+_SCRIPT = f"const WORDS = {json.dumps(_WORDS, separators=(',', ':'))};\n{_asset('page.js')}"
 
 
 def _hash(text: str) -> str:
@@ -90,6 +93,7 @@ MANY = 48
 _LEGEND = (
     ("stream", "answering"),
     ("first_byte", "before its first byte"),
+    ("tail", "⋯ one more slot of the same request"),
     ("settling", "aborted, engine lets go"),
     ("free", "free slot"),
     ("queue_", "waiting, next in line first"),
@@ -101,7 +105,7 @@ def render(told: Document) -> str:
     at = time.strftime("%H:%M:%S UTC", time.gmtime(told["time"]))
     draining = ", shutting down" if told["draining"] else ""
     sections = "".join(_upstream(name, one, told) for name, one in told["upstreams"].items())
-    legend = "".join(f'<li><i class="{name}"></i>{text}</li>' for name, text in _LEGEND)
+    legend = "".join(f"<li>{_legend(name)}{text}</li>" for name, text in _LEGEND)
     uptime = figures.seconds(told["time"] - told["started_at"])
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -121,22 +125,25 @@ def _upstream(name: str, one: Document, told: Document) -> str:
     rows = [row for row in told["requests"].values() if row["upstream"] == name]
     waiting = [row for row in rows if row["phase"] == QUEUE]
     running = [row for row in rows if row["phase"] != QUEUE]
-    endpoints = "".join(_endpoint(address, endpoint) for address, endpoint in one["endpoints"].items())
+    now = told["time"]
+    endpoints = "".join(_endpoint(address, endpoint, now) for address, endpoint in one["endpoints"].items())
     return (
         f'<section data-upstream="{escape(name)}"><div class="head"><h2>{escape(name)}</h2>'
         f'<ul class="endpoints" aria-label="Endpoints">{endpoints}</ul></div>'
-        f"{_drawing(one, running, waiting, told['time'])}{_tiles(one)}"
+        f"{_drawing(one, running, waiting, now)}{_tiles(one)}"
         f"{_table('At work', _RUNNING, [_running_cells(row) for row in running])}"
-        f"{_table('Waiting', _WAITING, [_waiting_cells(row) for row in waiting])}"
+        f"{_table('Waiting', _WAITING, [_waiting_cells(one, row, now) for row in waiting])}"
         "</section>"
     )
 
 
-def _endpoint(address: str, endpoint: Document) -> str:
-    slots = f"{endpoint['slots_in_use']}" + (f" of {endpoint['slots']}" if "slots" in endpoint else "")
-    if endpoint["up"]:
-        return f"<li><b>●</b> {escape(address)} {slots}</li>"
-    return f'<li class="out">✕ {escape(address)} left out, {slots}</li>'
+def _legend(name: str) -> str:
+    return "" if name == "tail" else f'<i class="{name}"></i>'
+
+
+def _endpoint(address: str, endpoint: Document, now: float) -> str:
+    text = f"{escape(address)} {figures.endpoint_text(endpoint, now, UTC)}"
+    return f"<li><b>●</b> {text}</li>" if endpoint["up"] else f'<li class="out">✕ {text}</li>'
 
 
 def _drawing(one: Document, running: list[Document], waiting: list[Document], now: float) -> str:
@@ -144,7 +151,8 @@ def _drawing(one: Document, running: list[Document], waiting: list[Document], no
     for row in running:
         if row["phase"] in (FIRST_BYTE, STREAM) and row["sequences"]:
             cells.append(f"<li>{_chip(row, now - row['granted_at'])}</li>")
-            cells += [f'<li><span class="tail {row["phase"]}"></span></li>'] * (row["sequences"] - 1)
+            tail = f'<span class="tail {row["phase"]}" title="{_title(row)}"></span>'
+            cells += [f"<li>{tail}</li>"] * (row["sequences"] - 1)
     cells += ['<li class="settling"></li>'] * one["slots_settling"]
     cells += ["<li></li>"] * (one.get("cap", 0) - len(cells))
     many = " many" if len(cells) > MANY else ""
@@ -164,46 +172,43 @@ def _drawing(one: Document, running: list[Document], waiting: list[Document], no
 
 def _chip(row: Document, seconds: float) -> str:
     phase = "queue_" if row["phase"] == QUEUE else row["phase"]
-    title = escape(f"{row['id']}, {row.get('model', '-')}, {figures.PHASES[row['phase']]}")
-    return f'<span class="chip {phase}" title="{title}">{figures.short_seconds(seconds)}</span>'
+    return f'<span class="chip {phase}" title="{_title(row)}">{figures.short_seconds(seconds)}</span>'
+
+
+def _title(row: Document) -> str:
+    return escape(f"{row['id']}, {row.get('model', '-')}, {figures.PHASES[row['phase']]}")
 
 
 def _tiles(one: Document) -> str:
-    samples = list(one["history"].values())
-    settling = f"<small>{one['slots_settling']} settling</small>" if one["slots_settling"] else ""
-    settling = settling if "cap" in one else "<small>no limit</small>"
-    tiles = [
-        _tile("Slots in use", figures.slots_text(one), settling, _spark([s[0] for s in samples], one.get("cap", 1)))
-    ]
+    slots, queue, oldest = zip(*one["history"].values(), strict=True) if one["history"] else ((), (), ())
+    settling = f"{one['slots_settling']} settling" if one["slots_settling"] else ""
+    more = settling if "cap" in one else "no limit"
+    tiles = _tile("Slots in use", figures.slots_text(one), more, _spark(slots, one.get("cap", 1)))
     if "cap" in one:
-        oldest = figures.seconds(one["oldest_wait_seconds"]) if one["waiting"] else "nobody waits"
-        tiles += [
-            _tile(
-                "In the queue",
-                figures.queue_text(one),
-                "",
-                _spark([s[1] for s in samples], 1),
-                full=figures.is_full(one),
-            ),
-            _tile("Oldest wait", oldest, "", _spark([s[2] for s in samples], 1)),
-            _tile("A newcomer", figures.newcomer_text(one), f"<br><small>{figures.waits_text(one)}</small>", ""),
-        ]
-    return f'<dl class="tiles">{"".join(tiles)}</dl>'
+        wait = figures.seconds(one["oldest_wait_seconds"]) if one["waiting"] else "nobody waits"
+        full = one["newcomer"] == "queue_full"
+        tiles += _tile(
+            "In the queue", figures.queue_text(one), f"{figures.limit_text(one)} each", _spark(queue, 1), bad=full
+        )
+        tiles += _tile("Oldest wait", wait, "", _spark(oldest, 1, figures.seconds))
+        waits = f'<p class="waits">last 5 min: {figures.waits_text(one)}</p>'
+        tiles += _tile("A newcomer", figures.newcomer_text(one), "", waits, bad=not figures.serves(one))
+    return f'<dl class="tiles">{tiles}</dl>'
 
 
-def _tile(name: str, value: str, more: str, spark: str, *, full: bool = False) -> str:
-    kind = ' class="full"' if full else ""
-    return f"<div{kind}><dt>{name}</dt><dd><strong>{value}</strong>{more}{spark}</dd></div>"
+def _tile(name: str, value: str, more: str, under: str, *, bad: bool = False) -> str:
+    kind = ' class="full"' if bad else ""
+    return f"<div{kind}><dt>{name}</dt><dd><strong>{value}</strong><small>{more}</small>{under}</dd></div>"
 
 
-def _spark(values: list[float], at_least: float) -> str:
+def _spark(values: Sequence[float], at_least: float, *write: Callable[[float], str]) -> str:
     """Five minutes as a line; the newest value is at the right, and the top is the cap or what was highest."""
     top = max([at_least, *values])
     points = " ".join(f"{150 - len(values) + i + 1},{30 - 28 * value / top:.1f}" for i, value in enumerate(values))
     area = f'<path d="M{151 - len(values)},30 L{points} L150,30 Z"/>' if values else ""
     return (
         '<svg class="spark" viewBox="0 0 150 30" preserveAspectRatio="none" aria-hidden="true">'
-        f'{area}<polyline points="{points}"/></svg>'
+        f'{area}<polyline points="{points}"/></svg><small class="scale">{figures.scale_text(values, *write)}</small>'
     )
 
 
@@ -222,9 +227,9 @@ def _running_cells(row: Document) -> list[str]:
     ]
 
 
-def _waiting_cells(row: Document) -> list[str]:
-    estimate = f"≈ {figures.seconds(row['estimated_seconds'])}" if "estimated_seconds" in row else "-"
-    return [*_origin_cells(row), str(row["position"] + 1), figures.seconds(row["age_seconds"]), estimate]
+def _waiting_cells(one: Document, row: Document, now: float) -> list[str]:
+    age, estimate = figures.seconds(row["age_seconds"]), figures.estimate_text(one, row, now)
+    return [*_origin_cells(row), str(row["position"]), age, estimate]
 
 
 def _table(caption: str, columns: _Columns, rows: Iterable[list[Any]]) -> str:

@@ -1,7 +1,8 @@
 """The live view from outside: one status document, or one after the other for as long as somebody looks.
 
-The feed is read with aiohttp-sse-client, which reconnects after the end of a stream.  What it does not survive is a
-gateway that is not back yet, so ``follow`` begins anew with a reader of its own; that also forgets half an event.
+The feed is read with aiohttp-sse-client.  It would reconnect by itself after the end of a stream, but says nothing of
+it until it has, and does not survive a gateway that is not back yet; so ``follow`` takes every end for one and begins
+anew with a reader of its own, which also forgets half an event.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -22,7 +22,6 @@ from aiogw.status.snapshot import Document, merge
 ASK_SECONDS = 10.0
 # The feed says something every two seconds, if only that there is nothing to say.
 SILENCE_SECONDS = 8.0
-# The reader doubles it before it uses it.
 RECONNECT_SECONDS = 0.25
 # A line of the feed is a whole document; aiohttp's reader refuses lines of twice this size.
 LINE_BYTES = 1 << 22
@@ -73,8 +72,12 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-async def follow(address: AdminAddress) -> AsyncIterator[Document]:
-    """The document, and again whenever it has changed; through any interruption, without end."""
+def _lost() -> None:
+    raise ConnectionError("the feed has ended")
+
+
+async def follow(address: AdminAddress) -> AsyncIterator[Document | None]:
+    """The document, and again whenever it has changed; None, when the connection is lost or cannot be made; no end."""
     from aiohttp_sse_client.client import EventSource
 
     # It logs each failed attempt as an error, into the middle of a terminal.
@@ -86,8 +89,7 @@ async def follow(address: AdminAddress) -> AsyncIterator[Document]:
                 async with EventSource(
                     f"{address.url}/status/events",
                     session=session,
-                    reconnection_time=timedelta(seconds=RECONNECT_SECONDS),
-                    max_connect_retry=1,
+                    on_error=_lost,
                     # aiohttp's own time-out would end any stream after five minutes.
                     timeout=ClientTimeout(total=None, sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS),
                     read_bufsize=LINE_BYTES,
@@ -97,4 +99,5 @@ async def follow(address: AdminAddress) -> AsyncIterator[Document]:
                         document = told if event.type == "snapshot" else merge(document, told)
                         yield document
             except (ClientError, OSError, ValueError):
+                yield None
                 await asyncio.sleep(RECONNECT_SECONDS)

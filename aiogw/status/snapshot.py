@@ -7,6 +7,7 @@ the time that passes; ``with_ages`` adds what people ask for.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,10 +16,14 @@ from attrs import frozen
 
 from aiogw.admission.readings import GateStatistics
 from aiogw.enginewatch import EngineReading
+from aiogw.errors import Draining
 from aiogw.record import FINISH, QUEUE, Progress, RequestRecord
-from aiogw.status.history import Ending, WaitQuantiles
+from aiogw.status.history import Ending, Waits
 
 Document = dict[str, Any]
+
+# What a newcomer meets, if it is no refusal; the second would be sent to where the last attempt to connect has failed.
+RUNS, UNREACHED, WAITS = "runs", "unreached", "waits"
 
 
 @frozen(kw_only=True)
@@ -37,7 +42,7 @@ class Readings:
     gates: Mapping[str, GateStatistics]
     place_seconds: Mapping[str, float]
     engines: Mapping[str, EngineReading]
-    waits: Mapping[str, WaitQuantiles]
+    waits: Mapping[str, Waits]
     samples: Mapping[str, Mapping[str, tuple[int, int, float]]]
     progress: Iterable[Progress]
     endings: Iterable[Ending]
@@ -70,18 +75,34 @@ def _upstream(name: str, gate: GateStatistics, readings: Readings) -> Document:
         "slots_settling": gate.slots_settling,
         "waiting": gate.waiting,
         "endpoints": {
-            address: _without_none(up=one.up, slots=one.slots, slots_in_use=one.slots_in_use)
+            address: _without_none(
+                up=one.up,
+                left_out=one.left_out or None,
+                unreached_since=None if one.unreached_since is None else readings.unix_time(one.unreached_since),
+                slots=one.slots,
+                slots_in_use=one.slots_in_use,
+            )
             for address, one in gate.endpoints.items()
         },
         "history": dict(readings.samples.get(name, {})),
     }
     if gate.cap is not None:
-        told |= {"cap": gate.cap, "queue_limit": gate.queue_limit}
-        newcomer = newcomer_wait_seconds(gate, readings.place_seconds[name])
-        if newcomer is not None:
-            told["newcomer_wait_seconds"] = _coarse(newcomer)
+        told |= {
+            "cap": gate.cap,
+            "queue_limit": gate.queue_limit,
+            "queue_timeout_seconds": gate.queue_timeout_seconds,
+            "estimates_measured": gate.ends > 0,
+            "newcomer": newcomer(gate, draining=readings.draining),
+        }
+        wait_seconds = newcomer_wait_seconds(gate, readings.place_seconds[name])
+        if wait_seconds is not None:
+            told["newcomer_wait_seconds"] = _coarse(wait_seconds)
     if (waits := readings.waits.get(name)) is not None:
-        told |= {"wait_p50_seconds": round(waits.p50_seconds, 3), "wait_p95_seconds": round(waits.p95_seconds, 3)}
+        told |= _without_none(
+            wait_p50_seconds=_rounded(waits.p50_seconds),
+            wait_p95_seconds=_rounded(waits.p95_seconds),
+            waits_in_vain=waits.in_vain or None,
+        )
     if (engine := readings.engines.get(name)) is not None:
         told["engine"] = {
             "running_requests": engine.running_requests,
@@ -89,6 +110,17 @@ def _upstream(name: str, gate: GateStatistics, readings: Readings) -> Document:
             "drift_requests": engine.drift_requests,
         }
     return told
+
+
+def newcomer(gate: GateStatistics, *, draining: bool) -> str:
+    """What a request of one sequence that came now would meet: the code of an error, or one of these three words."""
+    if draining:
+        return Draining.code
+    if gate.refuses is not None:
+        return gate.refuses
+    if not any(one.up for one in gate.endpoints.values()):
+        return UNREACHED
+    return WAITS if gate.makes_newcomers_wait else RUNS
 
 
 def newcomer_wait_seconds(gate: GateStatistics, place_seconds: float) -> float | None:
@@ -102,17 +134,18 @@ def _requests(readings: Readings, most_in_line: int | None) -> Document:
     told: Document = {}
     in_line: dict[str, int] = defaultdict(int)
     for one in sorted(readings.progress, key=lambda one: one.number):
-        position = in_line[one.upstream]
-        if one.phase == QUEUE:
-            in_line[one.upstream] += 1
-            if most_in_line is not None and position >= most_in_line:
-                continue
         row = _row(one, readings)
         if one.phase == QUEUE:
+            in_line[one.upstream] += 1
+            position = in_line[one.upstream]
+            if most_in_line is not None and position > most_in_line:
+                continue
             row["position"] = position
             place_seconds = readings.place_seconds.get(one.upstream, 0.0)
             if place_seconds:
-                row["estimated_seconds"] = _coarse(place_seconds * (position + 1))
+                row["estimated_seconds"] = _coarse(place_seconds * position)
+            if one.deadline_at is not None and one.deadline_at != math.inf:
+                row["deadline_at"] = readings.unix_time(one.deadline_at)
         told[str(one.number)] = row
     return told
 
@@ -172,15 +205,20 @@ def with_ages(told: Document) -> Document:
     def since(moment: float) -> float:
         return max(0.0, round(now - moment, 3))
 
-    upstreams = {
-        name: one | ({"oldest_wait_seconds": since(one["waiting_since"])} if "waiting_since" in one else {})
-        for name, one in told["upstreams"].items()
-    }
+    def with_age(one: Document, name: str, moment: str) -> Document:
+        return one | {name: since(one[moment])} if moment in one else one
+
+    upstreams = {}
+    for name, one in told["upstreams"].items():
+        upstreams[name] = with_age(one, "oldest_wait_seconds", "waiting_since") | {
+            "endpoints": {
+                address: with_age(at, "unreached_seconds", "unreached_since")
+                for address, at in one["endpoints"].items()
+            }
+        }
     requests = {}
     for number, row in told["requests"].items():
-        requests[number] = row | {"age_seconds": since(row["arrived_at"])}
-        if "last_byte_at" in row:
-            requests[number]["silent_seconds"] = since(row["last_byte_at"])
+        requests[number] = with_age(with_age(row, "age_seconds", "arrived_at"), "silent_seconds", "last_byte_at")
     return told | {"upstreams": upstreams, "requests": requests}
 
 

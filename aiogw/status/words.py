@@ -14,12 +14,7 @@ def as_json(told: Document) -> str:
 
 def is_well(told: Document) -> bool:
     """Whether a request that comes now is served, or waits, whatever its model."""
-    upstreams = told["upstreams"].values()
-    return not told["draining"] and not any("cap" in one and _is_closed(one) for one in upstreams)
-
-
-def _is_closed(one: Document) -> bool:
-    return figures.is_full(one) or not any(at["up"] for at in one["endpoints"].values())
+    return not told["draining"] and all(figures.serves(one) for one in told["upstreams"].values())
 
 
 def summary(told: Document) -> str:
@@ -30,12 +25,12 @@ def summary(told: Document) -> str:
         if one["slots_settling"]:
             parts.append(f"{one['slots_settling']} of them settling")
         if "cap" in one:
-            parts.append(f"{figures.queue_text(one)} waiting")
+            parts.append(f"{figures.queue_text(one)} waiting, {figures.limit_text(one)} each")
             if "oldest_wait_seconds" in one:
                 parts.append(f"the oldest for {figures.seconds(one['oldest_wait_seconds'])}")
-            parts += [f"a newcomer {figures.newcomer_text(one)}", figures.waits_text(one)]
-        out = [address for address, at in one["endpoints"].items() if not at["up"]]
-        if out:
-            parts.append(f"left out: {', '.join(out)}")
+            parts += [f"a newcomer {figures.newcomer_text(one)}", f"last 5 min: {figures.waits_text(one)}"]
+        for address, at in one["endpoints"].items():
+            if not at["up"]:
+                parts.append(f"{address} {figures.endpoint_text(at, told['time'])}")
         lines.append(f"{name}: {'; '.join(parts)}")
     return "".join(f"{figures.plain(line)}\n" for line in lines)

@@ -13,14 +13,20 @@ from aiogw.upstream.answer import read_error
 from aiogw.upstream.pool import UpstreamPool, request_fields
 
 
-async def ask(upstream: str, pool: UpstreamPool, path: str, *, accept: str, max_bytes: int) -> bytes:
-    """The body of the upstream's 200 to ``GET path``; raises UpstreamFault, also for any other status."""
+async def ask(
+    upstream: str, pool: UpstreamPool, path: str, *, accept: str, max_bytes: int, timeout_seconds: float
+) -> bytes:
+    """The body of the upstream's 200 to ``GET path``; raises UpstreamFault, also for any other status, or TimeoutError.
+
+    The time for the answer begins with the connection, whose own time-out says whether the upstream is reached.
+    """
     answer = _Answer(upstream, path, max_bytes)
     # A connection of its own, before and after: those that are kept are for requests that hold a slot.
     fields = request_fields([("accept", accept), ("connection", "close")], b"")
-    call = pool.send(path, fields, b"", answer, method="GET", fresh=True)
+    call = pool.send(path, fields, b"", answer, method="GET", on=await pool.connect())
     try:
-        return await answer.body
+        async with asyncio.timeout(timeout_seconds):
+            return await answer.body
     finally:
         call.abort()
 

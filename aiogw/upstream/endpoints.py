@@ -1,7 +1,8 @@
-"""The endpoints of one upstream: the connections of each, and which of them answer.
+"""The endpoints of one upstream: the connections of each, which of them answer, and which are not reached.
 
 Several endpoints are one upstream with one queue.  One that refuses connections is left out until its health check
-answers again.  Nothing here may know the queue: who has to, is told which endpoints there are.
+answers again.  A single address is never left out, since its requests have nowhere else to go; one that was not reached
+is tried until it is.  Nothing here may know the queue: who has to, is told which endpoints there are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from aiogw.errors import UpstreamFault
+from aiogw.errors import UpstreamFault, UpstreamUnavailable
 from aiogw.upstream.asking import ask
 from aiogw.upstream.pool import Target, UpstreamPool
 
@@ -72,7 +73,8 @@ class Upstream:
         self._plan = plan
         self._endpoints: dict[str, Endpoint] = {}
         self._pools: dict[str, UpstreamPool] = {}
-        self._out: dict[str, asyncio.Task[None]] = {}
+        # Each is tried until it is well again.  With ``leave_out`` it gets no request meanwhile.
+        self._away: dict[str, asyncio.Task[None]] = {}
         self._resolving: asyncio.Task[None] | None = None
         self._unresolved: str | None = None
 
@@ -95,13 +97,13 @@ class Upstream:
         Connections are made anew; calls that are under way go on.  ``on_change`` is not told.
         """
         self._plan = plan
-        if not plan.leave_out:
-            for task in self._out.values():
-                task.cancel()
-            self._out = {}
+        unreached = self.unreached()
         self._drop(self._endpoints)
         self._endpoints = {}
         self._replace(endpoints)
+        for key, since in unreached.items():
+            if key in self._pools:
+                self._pools[key].unreached_since = since
         if self._resolving is not None:
             self._resolving.cancel()
         self._resolving = None
@@ -110,11 +112,17 @@ class Upstream:
 
     def answering(self) -> dict[str, int | None]:
         """The endpoints that are not left out, each with its slots."""
-        return {key: endpoint.slots for key, endpoint in self._endpoints.items() if key not in self._out}
+        out = self.left_out()
+        return {key: endpoint.slots for key, endpoint in self._endpoints.items() if key not in out}
 
     def left_out(self) -> dict[str, int | None]:
         """The others, each with its slots."""
-        return {key: self._endpoints[key].slots for key in self._out}
+        return {key: self._endpoints[key].slots for key in self._away} if self._plan.leave_out else {}
+
+    def unreached(self) -> dict[str, float]:
+        """The endpoints to which the last attempt to connect failed, each with the moment since when they all did."""
+        pools = self._pools.items()
+        return {key: pool.unreached_since for key, pool in pools if pool.unreached_since is not None}
 
     def pool(self, endpoint: str) -> UpstreamPool:
         """The connections of an endpoint that answers."""
@@ -136,30 +144,55 @@ class Upstream:
     def close(self) -> None:
         """Keep no connection and ask nothing any more; calls that are under way go on."""
         self.retire()
-        for task in (*self._out.values(), *((self._resolving,) if self._resolving else ())):
+        for task in (*self._away.values(), *((self._resolving,) if self._resolving else ())):
             task.cancel()
+        self._away, self._endpoints = {}, {}  # who is on the way may still find that there is no way
 
-    # -- left out ---------------------------------------------------------------------------------------------------
+    # -- away -------------------------------------------------------------------------------------------------------
 
     def _unreachable(self, key: str) -> None:
-        if not self._plan.leave_out or key in self._out or key not in self._endpoints:
+        if key in self._away or key not in self._endpoints:
             return
-        self._out[key] = asyncio.get_running_loop().create_task(self._until_it_answers(key))
-        log.warning("the endpoint %s of the upstream %s is left out until it answers", key, self.name)
-        self.on_change(self.answering())
+        self._away[key] = asyncio.get_running_loop().create_task(self._until_it_is_well(key))
+        if self._plan.leave_out:
+            log.warning("the endpoint %s of the upstream %s is left out until it answers", key, self.name)
+            self.on_change(self.answering())
 
-    async def _until_it_answers(self, key: str) -> None:
+    async def _until_it_is_well(self, key: str) -> None:
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
+            well = await (self._answers(key) if self._plan.leave_out else self._reached(key))
+            # By the connections of now: a reload may have made them anew meanwhile.
+            if well and self._pools[key].unreached_since is None:
+                break
+        del self._away[key]
+        if self._plan.leave_out:
+            log.info("the endpoint %s of the upstream %s answers again", key, self.name)
+            self.on_change(self.answering())
+
+    async def _answers(self, key: str) -> bool:
+        try:
+            await ask(
+                self.name,
+                self._pools[key],
+                HEALTH_PATH,
+                accept="*/*",
+                max_bytes=MAX_HEALTH_BYTES,
+                timeout_seconds=HEALTH_TIMEOUT_SECONDS,
+            )
+        except (UpstreamFault, TimeoutError):
+            return False
+        return True
+
+    async def _reached(self, key: str) -> bool:
+        """By a connection and nothing else: what need not be an engine may have no health to tell."""
+        pool = self._pools[key]
+        if pool.unreached_since is not None:
             try:
-                async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                    await ask(self.name, self._pools[key], HEALTH_PATH, accept="*/*", max_bytes=MAX_HEALTH_BYTES)
-            except (UpstreamFault, TimeoutError):
-                continue
-            break
-        del self._out[key]
-        log.info("the endpoint %s of the upstream %s answers again", key, self.name)
-        self.on_change(self.answering())
+                (await pool.connect()).abort()
+            except UpstreamUnavailable:
+                return False
+        return True
 
     # -- every address ----------------------------------------------------------------------------------------------
 
@@ -184,8 +217,8 @@ class Upstream:
         gone = {key: one for key, one in self._endpoints.items() if key not in endpoints}
         new = endpoints.keys() - self._endpoints.keys()
         self._drop(gone)
-        for key in self._out.keys() - endpoints.keys():
-            self._out.pop(key).cancel()
+        for key in self._away.keys() - endpoints.keys():
+            self._away.pop(key).cancel()
         for key in new:
             self._pools[key] = self._plan.make_pool(endpoints[key].target, partial(self._unreachable, key))
         self._endpoints = dict(endpoints)

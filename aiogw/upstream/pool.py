@@ -83,8 +83,9 @@ class UpstreamCall:
         self.sent_at: float | None = None
         self.times_sent = 0
 
-    def start(self, *, fresh: bool) -> None:
-        connection = None if fresh else self._pool.take()
+    def start(self, connection: Connection | None) -> None:
+        """On ``connection``, or else on a kept one, or else on one that is made for it."""
+        connection = connection or self._pool.take()
         if connection is not None:
             self._send(connection)
         else:
@@ -147,11 +148,6 @@ class UpstreamCall:
         except UpstreamUnavailable as error:
             if self._listener is not None:
                 self._listener.response_failed(error)
-        except Exception:
-            # Nobody awaits this task: whatever it is, the request that waits must not wait for ever.
-            log.exception("a connection to an upstream failed in a way it should not")
-            if self._listener is not None:
-                self._listener.response_failed(self._pool.unavailable("the connection failed", ours=True))
         else:
             if self._listener is None:
                 connection.abort()
@@ -176,6 +172,7 @@ class UpstreamPool:
     """The connections of the upstream ``upstream`` at ``target``; time-outs in seconds.
 
     ``on_unreachable`` is called whenever no connection could be made, before whoever wanted it is told.
+    ``unreached_since`` is when that began, on the monotonic clock; None: the last attempt succeeded, or none was made.
     """
 
     def __init__(
@@ -191,12 +188,13 @@ class UpstreamPool:
         self._upstream = upstream
         self._target = target
         self.on_unreachable = on_unreachable
+        self.unreached_since: float | None = None
         self._connect_timeout_seconds = connect_timeout_seconds
         self._first_byte_timeout_seconds = first_byte_timeout_seconds
         self._idle_timeout_seconds = idle_timeout_seconds
         self._idle: list[Connection] = []
         self._closed = False
-        self._reachable = True
+        self._failure_told = False
         credential = "" if target.credential is None else f"authorization: Bearer {target.credential}\r\n"
         self._start = f" HTTP/1.1\r\nhost: {target.authority}\r\n{credential}".encode()
 
@@ -208,15 +206,15 @@ class UpstreamPool:
         listener: ResponseListener,
         *,
         method: str = "POST",
-        fresh: bool = False,
+        on: Connection | None = None,
     ) -> UpstreamCall:
         """Send a request to ``path``, with what ``request_fields`` made.
 
-        On a kept connection, which ``fresh`` forbids, it is on the wire before this returns.
+        On a kept connection, or on the one it is to go ``on``, it is on the wire before this returns.
         """
         target = f"{method} {self._target.prefix}{path}".encode("utf-8", "surrogateescape")
         call = UpstreamCall(self, target + self._start + fields, body, listener)
-        call.start(fresh=fresh)
+        call.start(on)
         return call
 
     def close(self) -> None:
@@ -262,12 +260,22 @@ class UpstreamPool:
             # Of a name that cannot be written for DNS, which is not an OSError.
             connection.abort()
             raise self.unavailable("its name cannot be resolved") from None
+        except Exception:
+            # Who waits for it must not wait for ever, nor any asking in the background end: whatever it is.
+            connection.abort()
+            log.exception("a connection to an upstream failed in a way it should not")
+            raise self.unavailable("the connection failed", ours=True) from None
         except BaseException:
             # Cancelled, perhaps in the tick in which the connection was made: it must not stay behind.
             connection.abort()
             raise
-        if not self._reachable:
-            self._reachable = True
+        if not connection.usable:
+            # Lost again before this task had its turn: there is nothing any more to send on.
+            connection.abort()
+            raise self.unavailable("it closed the connection at once")
+        self.unreached_since = None
+        if self._failure_told:
+            self._failure_told = False
             log.info("the upstream %s at %s takes connections again", self._upstream, self._where)
         return connection
 
@@ -313,10 +321,11 @@ class UpstreamPool:
         ``ours``: it is not the endpoint that lacks something.
         """
         if not ours:
+            self.unreached_since = self.unreached_since or time.monotonic()
             self.on_unreachable()
         # Once until it is there again: each request says in its own line how it ended.
-        level = logging.WARNING if self._reachable else logging.DEBUG
-        self._reachable = False
+        level = logging.DEBUG if self._failure_told else logging.WARNING
+        self._failure_told = True
         told = reason if detail is None else f"{reason}: {detail}"
         log.log(level, "cannot connect to the upstream %s at %s: %s", self._upstream, self._where, told)
         return UpstreamUnavailable(upstream=self._upstream, reason=reason)

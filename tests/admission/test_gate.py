@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aiogw.admission.door import Gate
-from aiogw.admission.estimate import ENOUGH, UNKNOWN_SLOT_SECONDS
+from aiogw.admission.estimate import ENOUGH, REMEMBERED, UNKNOWN_SLOT_SECONDS
 from aiogw.admission.gate import POSITIONS_SECONDS, Admission, UpstreamGate
 from aiogw.admission.queue import TicketState
 from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
@@ -154,12 +154,15 @@ class House:
         held = changes.get("slots_in_use", 0) + changes.get("slots_settling", 0)
         return GateStatistics(
             **{
-                "endpoints": {"": EndpointStatistics(up=True, slots=None, slots_in_use=held)},
+                "endpoints": {"": EndpointStatistics(left_out=False, slots=None, slots_in_use=held)},
                 "cap": 2,
                 "slots_in_use": 0,
                 "slots_settling": 0,
                 "queue_limit": 3,
                 "waiting": 0,
+                "queue_timeout_seconds": 60,
+                "refuses": None,
+                "ends": 0,
                 "oldest_wait_seconds": 0.0,
                 "grants_total": 0,
                 "refusals_total": {},
@@ -184,7 +187,7 @@ def test_a_free_slot_is_granted_inside_enter(house: House) -> None:
     """With a slot free the request is on its way before ``enter`` returns, and no timer is left behind."""
     caller = house.enter("a")
     assert ["a granted"] == house.told
-    assert (TicketState.HOLDING, False, 0) == (
+    assert (TicketState.HOLDING, False, 1) == (
         caller.admission.state,
         caller.admission.waited,
         caller.admission.position,
@@ -202,7 +205,7 @@ def test_granted_gets_the_admission_that_enter_returns(house: House) -> None:
 def test_a_leave_grants_the_next_in_the_same_call(house: House) -> None:
     """When ``leave`` returns, the next request in line has its slot, and its timer is gone."""
     a, _b, c, d = house.fill("abcd")
-    assert [(TicketState.WAITING, True, 0), (TicketState.WAITING, True, 1)] == [
+    assert [(TicketState.WAITING, True, 1), (TicketState.WAITING, True, 2)] == [
         (admission.state, admission.waited, admission.position) for admission in (c.admission, d.admission)
     ]
     a.admission.leave()
@@ -250,7 +253,7 @@ def test_thousands_of_grants_that_leave_at_once_are_a_loop() -> None:
     house.told.clear()
     first.admission.leave()
     assert [f"{number} granted" for number in range(10_000)] == house.told
-    assert house.statistics(cap=1, queue_limit=10_000, grants_total=10_001) == house.gate.statistics()
+    assert house.statistics(cap=1, queue_limit=10_000, grants_total=10_001, ends=REMEMBERED) == house.gate.statistics()
 
 
 def test_a_grant_may_enter_again(house: House) -> None:
@@ -462,9 +465,8 @@ def test_a_full_queue_refuses_at_once(house: House) -> None:
     found = Occupancy(slots_in_use=2, slots_settling=0, cap=2, waiting=3, queue_limit=3)
     assert ("reasoning", found) == (caught.value.upstream, caught.value.occupancy)
     assert [] == house.told
-    assert house.statistics(slots_in_use=2, waiting=3, grants_total=2, refusals_total={"queue_full": 1}) == (
-        house.gate.statistics()
-    )
+    refused = {"refuses": "queue_full", "refusals_total": {"queue_full": 1}}
+    assert house.statistics(slots_in_use=2, waiting=3, grants_total=2, **refused) == house.gate.statistics()
 
 
 def test_a_refusal_tells_settling_slots_from_those_in_use() -> None:
@@ -491,7 +493,8 @@ def test_an_unlimited_upstream_admits_everybody() -> None:
     callers = [house.enter("x", weight=100) for _ in range(100)]
     house.loop.advance(1e9)
     assert ["x granted"] * 100 == house.told
-    assert house.statistics(cap=None, queue_limit=0, slots_in_use=10_000, grants_total=100) == house.gate.statistics()
+    unlimited = {"cap": None, "queue_limit": 0, "queue_timeout_seconds": None}
+    assert house.statistics(**unlimited, slots_in_use=10_000, grants_total=100) == house.gate.statistics()
     for caller in callers:
         caller.admission.leave()
     assert 0 == house.gate.statistics().slots_in_use
@@ -532,7 +535,8 @@ def test_a_drain_refuses_newcomers(house: House) -> None:
         house.enter("heavy", weight=3)
     a.admission.leave()
     assert [] == house.told
-    assert house.statistics(grants_total=1, refusals_total={"draining": 2}) == house.gate.statistics()
+    expected = house.statistics(grants_total=1, ends=1, refuses="draining", refusals_total={"draining": 2})
+    assert expected == house.gate.statistics()
 
 
 def test_an_unlimited_upstream_drains_as_well() -> None:
@@ -556,7 +560,7 @@ def test_statistics_are_read_from_the_state(house: House) -> None:
     expected = house.statistics(slots_in_use=2, waiting=2, oldest_wait_seconds=10, grants_total=2)
     assert expected == house.gate.statistics()
     a.admission.leave()
-    expected = house.statistics(slots_in_use=2, waiting=1, oldest_wait_seconds=3, grants_total=3)
+    expected = house.statistics(slots_in_use=2, waiting=1, oldest_wait_seconds=3, grants_total=3, ends=1)
     assert expected == house.gate.statistics()
 
 
@@ -585,27 +589,27 @@ def test_an_outlook_is_place_and_time() -> None:
     house = House(queue_limit=10)
     measure(house, held_seconds=10, times=4)
     a, b, c, d, e = house.fill("abcde")
-    assert Outlook(position=0, estimated_seconds=0.0) == a.admission.outlook()
+    assert Outlook(ahead=0, estimated_seconds=0.0) == a.admission.outlook()
     # One of two slots becomes free every five seconds.
-    assert Outlook(position=0, estimated_seconds=5.0) == c.admission.outlook()
-    assert Outlook(position=2, estimated_seconds=15.0) == e.admission.outlook()
+    assert Outlook(ahead=0, estimated_seconds=5.0) == c.admission.outlook()
+    assert Outlook(ahead=2, estimated_seconds=15.0) == e.admission.outlook()
     d.admission.leave()
     house.loop.pass_time(POSITIONS_SECONDS)
-    assert 1 == e.admission.outlook().position
+    assert 1 == e.admission.outlook().ahead
     for caller in (a, b, e):
         caller.admission.leave()
-        assert Outlook(position=0, estimated_seconds=0.0) == caller.admission.outlook()
+        assert Outlook(ahead=0, estimated_seconds=0.0) == caller.admission.outlook()
 
 
 def test_places_are_not_counted_for_everybody_who_asks() -> None:
     """Within a second the count of before is good enough, except for who came after it."""
     house = House(queue_limit=10)
     _a, _b, c, d = house.fill("abcd")
-    assert 1 == d.admission.outlook().position
+    assert 1 == d.admission.outlook().ahead
     c.admission.leave()
-    assert 1 == d.admission.outlook().position
+    assert 1 == d.admission.outlook().ahead
     e = house.enter("e")
-    assert (1, 0) == (e.admission.outlook().position, d.admission.outlook().position)
+    assert (1, 0) == (e.admission.outlook().ahead, d.admission.outlook().ahead)
 
 
 # -- Retry-After ----------------------------------------------------------------------------------------------------
@@ -699,8 +703,8 @@ def test_what_is_free_already_is_not_waited_for() -> None:
     measure(house, held_seconds=10, times=ENOUGH)
     house.fill("ab")
     head = house.enter("head", weight=2)
-    assert Outlook(position=0, estimated_seconds=5.0) == head.admission.outlook()
-    assert Outlook(position=1, estimated_seconds=10.0) == house.enter("next").admission.outlook()
+    assert Outlook(ahead=0, estimated_seconds=5.0) == head.admission.outlook()
+    assert Outlook(ahead=1, estimated_seconds=10.0) == house.enter("next").admission.outlook()
 
 
 def test_where_nobody_waits_there_is_a_pace_all_the_same() -> None:
@@ -801,7 +805,10 @@ def test_who_would_only_time_out_is_refused_at_entry() -> None:
     house = House(queue_timeout_seconds=60, queue_limit=100)
     measure(house, held_seconds=40, times=ENOUGH)
     # 20 s to the next free slot for each in line: the third would wait exactly 60 s.
-    house.fill("abcde")
+    house.fill("abcd")
+    assert house.gate.statistics().refuses is None
+    house.fill("e")
+    assert "queue_too_slow" == house.gate.statistics().refuses
     error = refused(house)
     assert isinstance(error, QueueTooSlow)
     assert (80, 60) == (error.estimated_seconds, error.queue_timeout_seconds)
@@ -1085,12 +1092,14 @@ class GateMachine(RuleBasedStateMachine):
     @rule(target=everybody, weight=st.integers(1, 5), reaction=REACTIONS, holder=st.sampled_from([None, *PLACES]))
     def enter(self, weight: int, reaction: str, holder: str | None) -> Tracked:
         waiting, waiting_of_holder = len(self.waiting()), self.waiting_of(holder)
+        foretold = self.gate.statistics().refuses
         request, error = self.take_in(weight, reaction, holder)
+        assert weight > 1 or holder is not None or foretold == (error.code if error else None)
         assert not isinstance(error, QueuePlacesTaken) or waiting_of_holder == PLACES[holder]
         assert self.draining == isinstance(error, Draining)
         assert self.draining or isinstance(error, TooManySequences) == (weight > self.cap)
         assert not isinstance(error, QueueFull) or waiting == self.queue_limit
-        assert request.admission is None or waiting == request.admission.position
+        assert request.admission is None or waiting + 1 == request.admission.position
         return request
 
     @rule(request=everybody, aborted=st.booleans())
@@ -1113,7 +1122,7 @@ class GateMachine(RuleBasedStateMachine):
         if request.admission is not None:
             outlook = request.admission.outlook()
             assert outlook.estimated_seconds >= 0
-            assert 0 <= outlook.position <= self.queue_limit
+            assert 0 <= outlook.ahead <= self.queue_limit
 
     @precondition(lambda self: self.entered > 20)
     @rule()

@@ -164,12 +164,12 @@ def test_endpoints_are_told_with_what_is_held_there() -> None:
     assert ["y", "y", "x", "y"] == [caller.admission.endpoint for caller in callers]
     house.gate.set_endpoints({"x": 2})
     assert {
-        "x": EndpointStatistics(up=True, slots=2, slots_in_use=1),
-        "y": EndpointStatistics(up=False, slots=None, slots_in_use=3),
+        "x": EndpointStatistics(left_out=False, slots=2, slots_in_use=1),
+        "y": EndpointStatistics(left_out=True, slots=None, slots_in_use=3),
     } == house.gate.statistics().endpoints
     for caller in callers:
         caller.admission.leave()
-    assert {"x": EndpointStatistics(up=True, slots=2, slots_in_use=0)} == house.gate.statistics().endpoints
+    assert {"x": EndpointStatistics(left_out=False, slots=2, slots_in_use=0)} == house.gate.statistics().endpoints
 
 
 def test_no_endpoint_at_all() -> None:
@@ -182,6 +182,7 @@ def test_no_endpoint_at_all() -> None:
     assert isinstance(error, UpstreamUnavailable)
     assert ("reasoning", "no endpoint with room for it answers") == (error.upstream, error.reason)
     assert {"upstream_unavailable": 2} == dict(house.gate.statistics().refusals_total)
+    assert "upstream_unavailable" == house.gate.statistics().refuses
 
 
 def test_heavier_than_any_endpoint_and_heavier_than_those_that_answer() -> None:
@@ -242,7 +243,7 @@ def test_who_is_put_back_has_its_old_place_and_its_old_deadline() -> None:
     assert bounced(house, a)
     assert [] == house.told
     assert (TicketState.WAITING, True, None) == (a.admission.state, a.admission.waited, a.admission.granted_at)
-    assert 0 == a.admission.outlook().position
+    assert 0 == a.admission.outlook().ahead
     house.loop.advance(5)
     b.admission.leave()
     assert ["a granted"] == house.told

@@ -59,7 +59,9 @@ def test_a_full_queue_refuses() -> None:
 def test_a_queue_without_places_still_has_slots() -> None:
     """With a limit of zero nobody waits: held at once, or refused at once."""
     queue = Queue(cap=1, queue_limit=0)
+    assert queue.has_place_for(Ticket(weight=1))
     (holding,) = enter(queue, 1)
+    assert not queue.has_place_for(Ticket(weight=1))
     assert queue.enter(Ticket(weight=1)) is False
     assert [] == queue.leave(holding)
     assert "H" == states(*enter(queue, 1))

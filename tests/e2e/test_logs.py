@@ -59,7 +59,7 @@ async def test_a_line_in_text(rig: Rig) -> None:
     assert told["request_id"] == "id-1"
     assert (told["surface"], told["method"], told["path"]) == ("anthropic", "POST", "/llm/v1/messages")
     assert (told["model"], told["upstream"], told["stream"]) == ("reasoning", "reasoning", "true")
-    assert (told["status"], told["outcome"], told["position"]) == ("200", "completed", "0")
+    assert (told["status"], told["outcome"], told["position"]) == ("200", "completed", "1")
     assert int(told["request_bytes"]) == len(ANTHROPIC.body(1, stream=True))
     assert int(told["response_bytes"]) > 100
     assert (told["prompt_tokens"], told["completion_tokens"]) == ("20", "2")

@@ -212,6 +212,17 @@ async def test_an_upstream_without_a_gate(rig: Rig) -> None:
     exchange.answer()
 
 
+async def test_the_admin_listener_by_itself(rig: Rig, process: bool) -> None:
+    """Whoever only knows its address is led to the page; what it runs on is nobody's business."""
+    gateway = await rig.gateway(await rig.upstream(), process=process)
+    root = await gateway.admin("/")
+    assert (302, "status") == (root.status, root.header("location"))
+    for path in ("/", "/status", "/status.json", "/metrics", "/livez", "/nowhere"):
+        assert "aiogw" == (await gateway.admin(path)).header("server"), path
+    async with watching(gateway) as client:
+        assert "aiogw" == (await client.read_head()).header("server")
+
+
 # -- the feed -------------------------------------------------------------------------------------------------------
 
 
@@ -337,7 +348,7 @@ async def test_status_for_scripts(rig: Rig, tmp_path: Path) -> None:
     daemon = await rig.daemon(upstream, cap=1, queue_limit=0, server={"admin_listen": unix})
     code, out, err = await command("status", "--admin", unix)
     assert (0, "") == (code, err)
-    assert "reasoning: 0 of 1 slots in use; 0 of 0 waiting; a newcomer runs at once" in out
+    assert "reasoning: 0 of 1 slots in use; 0 of 0 waiting, at most 10 s each; a newcomer runs at once" in out
     await rig.post(daemon, OPENAI, 1)
     exchange = await upstream.exchange(0)
     code, out, _ = await command("status", "--json", "--config", str(daemon.config_path))
@@ -360,8 +371,11 @@ async def test_status_of_what_is_no_admin_address(rig: Rig) -> None:
 
 
 async def test_a_reader_outlives_the_gateway(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, away for several attempts and started again, it is followed on, from a snapshot of the new one."""
-    attempts = 0
+    """Stopped, away for several attempts and started again, it is followed on, from a snapshot of the new one.
+
+    That the connection is lost is told at once, and not only when the reader has waited for something in vain.
+    """
+    attempts = lost = 0
 
     class Counted(sse_client.EventSource):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -377,14 +391,15 @@ async def test_a_reader_outlives_the_gateway(rig: Rig, tmp_path: Path, monkeypat
     told: Document = {}
 
     async def follow() -> None:
-        nonlocal told
+        nonlocal told, lost
         async for document in reader.follow(reader.AdminAddress(server["admin_listen"])):
-            told = document
+            told, lost = (told, lost + 1) if document is None else (document, lost)
 
     following = asyncio.ensure_future(follow())
     await eventually(lambda: told)
     await first.stop()
     rig.forget(first)
+    await eventually(lambda: lost, reader.SILENCE_SECONDS / 4)
     before = attempts
     await eventually(lambda: attempts >= before + 3)
     second = await rig.daemon(upstream, server=server)
@@ -447,7 +462,7 @@ async def test_top_comes_back_by_itself(rig: Rig, tmp_path: Path) -> None:
         await first.stop()
         rig.forget(first)
         screen.forget()
-        await eventually(lambda: screen.shows("nothing heard for"), 20, what=lambda: screen.text[-500:])
+        await eventually(lambda: screen.shows("connection lost, trying again"), 20, what=lambda: screen.text[-500:])
         second = await rig.daemon(upstream, server=server)
         await rig.post(second, OPENAI, 2, "x-request-id: again")
         await eventually(lambda: screen.shows("again"), 20, what=lambda: screen.text[-500:])

@@ -129,7 +129,7 @@ async def answered_with(rig: Rig, gateway: RunningGateway, upstream: ScriptedUps
         (answered_here, {"phase": "done", "ended_by": "gateway", "outcome": "completed"}, ""),
         (not_there, {"phase": "read", "ended_by": "gateway", "outcome": "model_not_found"}, ""),
         (full, {"phase": "queue", "ended_by": "gateway", "outcome": "queue_full"}, ""),
-        (waited_in_vain, {"phase": "queue", "ended_by": "gateway", "outcome": "queue_timeout", "position": 0}, "rw"),
+        (waited_in_vain, {"phase": "queue", "ended_by": "gateway", "outcome": "queue_timeout", "position": 1}, "rw"),
         (left_the_queue, {"phase": "queue", "ended_by": "client", "outcome": "client_gone"}, "rw"),
         (left_before_the_answer, {"phase": "first_byte", "ended_by": "client", "outcome": "client_gone"}, "rwc"),
         (left_the_stream, {"phase": "stream", "ended_by": "client", "outcome": "client_gone"}, "rwcfa"),

@@ -610,7 +610,7 @@ async def test_the_gauges_agree_with_the_upstream(rig: Rig, surface: Surface) ->
 
 @pytest.mark.parametrize("surface_of_first", SURFACES, ids=lambda one: one.name)
 async def test_the_place_in_the_queue_is_logged(rig: Rig, surface_of_first: Surface) -> None:
-    """The log line says how many waited ahead and for how long a request waited, whichever surface it came by."""
+    """The log line says at which place and for how long a request waited, whichever surface it came by."""
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream)
     first = await rig.post(gateway, surface_of_first, 0)
@@ -620,5 +620,5 @@ async def test_the_place_in_the_queue_is_logged(rig: Rig, surface_of_first: Surf
     for client in (first, *waiting):
         await client.response()
     await eventually(lambda: len(gateway.records) == 3)
-    assert [record["position"] for record in gateway.records] == [0, 0, 1]
+    assert [record["position"] for record in gateway.records] == [1, 1, 2]
     assert gateway.records[1]["wait_seconds"] > 0

@@ -32,6 +32,7 @@ from rig import (
 
 from aiogw.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnavailable
 from aiogw.upstream import pool as pool_module
+from aiogw.upstream.connection import Connection
 from aiogw.upstream.pool import Target, UpstreamCall, UpstreamPool, request_fields
 
 HEADERS = [("content-type", "application/json"), ("x-request-id", "r-1")]
@@ -555,7 +556,7 @@ async def test_our_own_lack_is_not_the_endpoints(number: int, told: int, monkeyp
     monkeypatch.setattr("aiogw.upstream.pool.socket.socket", no_socket)
     outcome = await post(pool)
     assert isinstance(outcome.error, UpstreamUnavailable)
-    assert told == len(unreachable)
+    assert (told, told == 1) == (len(unreachable), pool.unreached_since is not None)
 
 
 async def test_a_name_that_cannot_be_written(rig: Rig) -> None:
@@ -565,13 +566,38 @@ async def test_a_name_that_cannot_be_written(rig: Rig) -> None:
     assert outcome.error.reason == "its name cannot be resolved"
 
 
+async def test_a_connection_that_is_lost_as_it_is_made(
+    upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be sent on it: the request is told so, and the address counts as not reached."""
+    opened = UpstreamPool._open
+
+    async def slow(pool: UpstreamPool, connection: Connection) -> None:
+        await opened(pool, connection)
+        await eventually(lambda: upstream.connections)
+        upstream.connections[0].transport.abort()
+        await eventually(lambda: not connection.usable)
+
+    monkeypatch.setattr(UpstreamPool, "_open", slow)
+    pool = make_pool(upstream)
+    outcome = await post(pool)
+    assert isinstance(outcome.error, UpstreamUnavailable)
+    assert outcome.error.reason == "it closed the connection at once"
+    assert pool.unreached_since is not None
+    monkeypatch.undo()
+    upstream.script = answer
+    assert (await post(pool)).data == WHOLE
+    assert pool.unreached_since is None
+    pool.close()
+
+
 async def test_a_mistake_while_connecting(rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """Whatever goes wrong, who waits for the response is told."""
 
-    async def broken(_pool: UpstreamPool) -> None:
+    async def broken(_pool: UpstreamPool, _connection: Connection) -> None:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(UpstreamPool, "connect", broken)
+    monkeypatch.setattr(UpstreamPool, "_open", broken)
     outcome = await post(make_pool(("127.0.0.1", 1)))
     assert isinstance(outcome.error, UpstreamUnavailable)
     assert "in a way it should not" in caplog.text

@@ -82,7 +82,7 @@ class CountEncoder:
         )
         return document.body
 
-    def wait(self, position: int, estimated_seconds: float | None) -> bytes:
+    def wait(self, ahead: int, estimated_seconds: float | None) -> bytes:
         return b""
 
     def refused(self, error: UpstreamStatus) -> GatewayError:

@@ -47,7 +47,7 @@ class WholeEncoder:
         self.head = ResponseHead(status=200, content_type="application/json", content_length=len(document))
         return document
 
-    def wait(self, position: int, estimated_seconds: float | None) -> bytes:
+    def wait(self, ahead: int, estimated_seconds: float | None) -> bytes:
         return b""
 
     def refused(self, error: UpstreamStatus) -> GatewayError:

@@ -79,7 +79,7 @@ class StreamEncoder:
             raise
         return self._writer.take()
 
-    def wait(self, position: int, estimated_seconds: float | None) -> bytes:
+    def wait(self, ahead: int, estimated_seconds: float | None) -> bytes:
         if self._ended:
             return b""
         if self.head is None:

@@ -127,7 +127,7 @@ class PassThrough:
         self._passed = data
         return data
 
-    def wait(self, position: int, estimated_seconds: float | None) -> bytes:
+    def wait(self, ahead: int, estimated_seconds: float | None) -> bytes:
         if not self._terms.stream or (self.head is not None and not self._events_promised()) or self._in_event:
             return b""
         if self.head is None:
@@ -136,7 +136,7 @@ class PassThrough:
             self.head = ResponseHead(status=200, content_type=content_type, content_length=None, headers=headers)
         text = "keep-alive"
         if estimated_seconds is not None:
-            text = f"queued: {position} ahead, about {estimated_seconds:.0f} s to wait"
+            text = f"queued: {ahead} ahead, about {estimated_seconds:.0f} s to wait"
         # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.  Where
         # events have ids, the first and the last have them, and nobody looks for them in those between.
         if self._has_ids or _ID.search(self._passed):
