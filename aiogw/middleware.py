@@ -9,7 +9,7 @@ import asyncio
 import io
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from aiohttp import web
@@ -238,13 +238,15 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
     deadline = asyncio.get_running_loop().time() + limits.timeout_seconds
     # One block for all that is announced.  Joining pieces would take the double: those of several uploads lie between
     # each other, and what is freed of them is of no use to the next.
-    body = _block(declared)
+    body = io.BytesIO()
     inflater = None if coding is None else Inflater(coding)
     size = received = 0
     try:
         async with asyncio.timeout_at(deadline) as timeout:
             # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
-            async for piece in _pieces(request):
+            while piece := await _piece(request):
+                if not received:
+                    _make_room(body, declared)
                 received += len(piece)
                 for step in (piece,) if inflater is None else inflater.feed(piece):
                     size += len(step)
@@ -268,24 +270,23 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
     return body.getvalue()
 
 
-async def _pieces(request: web.Request) -> AsyncIterator[bytes]:
-    """The body as it comes; joined only where it may be in a thousand chunks, and joining is less than looking at each."""
+async def _piece(request: web.Request) -> bytes:
+    """What has come of the body since the last one, empty at its end.
+
+    Joined only where it may be in thousands of chunks, which cost less to join than to look at one by one.
+    """
     if request.content_length is None:
-        async for piece in request.content.iter_any():
-            yield piece
-    else:
-        async for piece, _ in request.content.iter_chunks():
-            yield piece
+        return await request.content.readany()
+    piece, _ = await request.content.readchunk()
+    return piece
 
 
-def _block(size: int) -> io.BytesIO:
-    """A buffer that has room for ``size`` bytes and need not grow; one that is made of bytes would copy them first."""
-    block = io.BytesIO()
+def _make_room(block: io.BytesIO, size: int) -> None:
+    """So that ``block`` need not grow to ``size`` bytes; made from bytes, it would first copy them."""
     if size:
         block.seek(size - 1)
         block.write(b"\0")
         block.seek(0)
-    return block
 
 
 def _body_at_once(request: web.Request, limits: BodyLimits) -> bytes:

@@ -124,7 +124,7 @@ class Dialect(Protocol):
     ) -> Call | Document:
         """The canonical request of ``body``, or its answer where none but us is needed.
 
-        Raises a ClientFault that names what is wrong and where.
+        Raises a ClientFault that names what is wrong and where.  Asks ``check_size_decoded`` of whatever it decodes.
         """
         ...
 
@@ -133,8 +133,8 @@ class Dialect(Protocol):
         ...
 
 
-# Of JSON that is to be decoded: each object or list may take a kilobyte then, each other value a hundred bytes.  To each
-# belongs a token or more of text, so that what fits a context stays far below.
+# Of JSON that is to be decoded: each object or list may take a kilobyte then, each other value a hundred bytes.
+# Each is a token of text or more, so that what fits a context stays far below.
 MAX_COMMAS = 500_000
 MAX_OPENING_BRACKETS = 300_000
 
