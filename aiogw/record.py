@@ -5,6 +5,8 @@ Nothing here decides anything, and nothing of what a prompt or an answer says is
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import re
@@ -13,6 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from attrs import define, field, frozen
 
 from aiogw.canonical import TokenUsage
@@ -243,7 +246,15 @@ class JsonFormatter(logging.Formatter):
         told.update(getattr(record, "fields", None) or {})
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+        with contextlib.suppress(UnicodeEncodeError):  # of half a character, which a path may have
+            line = _json_encoder.encode(told)
+            if line.isascii():
+                return line.decode()
+        # A quarter of the speed, and all that is not ASCII is escaped, whatever reads the log.
+        return json.dumps(told, default=str, separators=(",", ":"))
+
+
+_json_encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 def _text(value: Any) -> str:
@@ -265,7 +276,12 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 def _stamp(created: float) -> str:
     """RFC 3339 with milliseconds, in UTC: sortable, and the same on every machine of the cluster."""
     whole = int(created)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((created - whole) * 1000):03d}Z"
+    return f"{_second(whole)}.{int((created - whole) * 1000):03d}Z"
+
+
+@functools.lru_cache(maxsize=2)
+def _second(whole: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
 
 
 def configure_logging(*, level: str, format_: str) -> None:

@@ -15,7 +15,16 @@ import msgspec
 from attrs import frozen
 
 from aiogw.canonical import CanonicalRequest, Document, ModelCard, Operation, ResponseHead, TokenUsage
-from aiogw.dialects.base import Call, Dialect, Endpoint, FindEngine, LocalEndpoint, RelayEndpoint, error_headers
+from aiogw.dialects.base import (
+    Call,
+    Dialect,
+    Endpoint,
+    FindEngine,
+    LocalEndpoint,
+    RelayEndpoint,
+    check_size_decoded,
+    error_headers,
+)
 from aiogw.errors import (
     GatewayError,
     InvalidField,
@@ -52,6 +61,7 @@ ENDPOINTS: dict[str, tuple[tuple[str, ...], Endpoint]] = {
 
 
 def _object(text: bytes) -> dict[str, Any]:
+    check_size_decoded(text)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1170,7 +1170,7 @@ class Daemon(RunningGateway):
     def check_log(self) -> None:
         # A line in neither format did not come from the log: a traceback, or Python's word about what was left open.
         fine = "(debug|info|warning)"
-        good = re.compile(rf'\{{"time": "\S+", "level": "{fine}", .*\}}|\S+Z {fine} [\w.]+: .*')
+        good = re.compile(rf'\{{"time":"\S+","level":"{fine}",.*\}}|\S+Z {fine} [\w.]+: .*')
         _check_errors([line for line in self.lines if not good.fullmatch(line)], self.announced_errors)
         said = [line for line in self.lines if SAID.search(line)]
         assert not said, said[0]

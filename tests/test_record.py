@@ -406,8 +406,8 @@ def test_an_exception_is_told() -> None:
 
 def test_what_json_has_no_form_for() -> None:
     """A member of another type does not cost the line."""
-    assert "{1}" == json.loads(JsonFormatter().format(entry({"path": {1}})))["path"]
-    assert math.isnan(json.loads(JsonFormatter().format(entry({"path": math.nan})))["path"])
+    assert "1j" == json.loads(JsonFormatter().format(entry({"path": 1j})))["path"]
+    assert None is json.loads(JsonFormatter().format(entry({"path": math.nan})))["path"]
 
 
 # -- where it goes --------------------------------------------------------------------------------------------------

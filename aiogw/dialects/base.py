@@ -13,7 +13,7 @@ import msgspec
 from attrs import frozen
 
 from aiogw.canonical import CanonicalRequest, Document, Engine, ModelCard, Operation, ResponseHead, TokenUsage
-from aiogw.errors import GatewayError, InvalidKey, MethodNotAllowed, QueueRefusal, UpstreamStatus
+from aiogw.errors import GatewayError, InvalidKey, MalformedBody, MethodNotAllowed, QueueRefusal, UpstreamStatus
 
 FindEngine = Callable[[str], Engine]
 """The engine behind a model name as clients know it; raises UnknownModel."""
@@ -124,13 +124,32 @@ class Dialect(Protocol):
     ) -> Call | Document:
         """The canonical request of ``body``, or its answer where none but us is needed.
 
-        Raises a ClientFault that names what is wrong and where.
+        Raises a ClientFault that names what is wrong and where.  Asks ``check_size_decoded`` of whatever it decodes.
         """
         ...
 
     def render_error(self, error: GatewayError, request_id: str) -> Document:
         """The error document of this surface, total over every leaf of the error tree."""
         ...
+
+
+# Of JSON that is to be decoded: each object or list may take a kilobyte then, each other value a hundred bytes.
+# Each is a token of text or more, so that what fits a context stays far below.
+MAX_COMMAS = 500_000
+MAX_OPENING_BRACKETS = 300_000
+
+
+def check_size_decoded(document: bytes) -> None:
+    """Refuse what would take gigabytes and seconds once it is decoded, by what can be counted in its bytes.
+
+    Raises MalformedBody.  To be asked where values are made of a document, and not where it is only looked through.
+    """
+    if len(document) <= MAX_OPENING_BRACKETS:
+        return
+    if document.count(b",") > MAX_COMMAS:
+        raise MalformedBody(reason=f"it has more than {MAX_COMMAS} commas, those in strings included")
+    if document.count(b"[") + document.count(b"{") > MAX_OPENING_BRACKETS:
+        raise MalformedBody(reason=f"it has more than {MAX_OPENING_BRACKETS} of [ and {{, those in strings included")
 
 
 def encode_body(document: Any) -> bytes:

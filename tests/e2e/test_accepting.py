@@ -104,7 +104,7 @@ async def test_descriptors_run_out_for_a_while(rig: Rig) -> None:
 
     await eventually(served)
     assert time.monotonic() - ended_at < 2
-    told_lines = [line for line in daemon.lines[lines_before:] if '"logger": "aiogw.access"' not in line]
+    told_lines = [line for line in daemon.lines[lines_before:] if '"logger":"aiogw.access"' not in line]
     assert 1 <= len(told_lines) <= 6, told_lines
     assert all("turned connections away (descriptors: " in line for line in told_lines), told_lines
     assert await daemon.metric("aiogw_connections_refused_total", reason="descriptors") >= 250

@@ -214,7 +214,7 @@ async def test_the_drain_says_what_it_does(rig: Rig) -> None:
     daemon.signal(signal.SIGTERM)
     assert await daemon.exit_code() == 0
     told = "\n".join(daemon.lines)
-    for phrase in ("draining for at most 5 s", "stopping at once", '"message": "stopped"'):
+    for phrase in ("draining for at most 5 s", "stopping at once", '"message":"stopped"'):
         assert phrase in told
 
 

@@ -16,6 +16,7 @@ from rig import (
     ANTHROPIC,
     DONE,
     FIRST_EVENT,
+    LINES,
     OPENAI,
     STREAM,
     RawClient,
@@ -426,6 +427,7 @@ MANY = {
 }
 
 
+@pytest.mark.parametrize("surface", [ANTHROPIC, LINES], ids=["anthropic", "lines"])
 @pytest.mark.parametrize("message", MANY.values(), ids=MANY)
 @pytest.mark.parametrize("coding", ["", "content-encoding: gzip"], ids=["plain", "gzip"])
 async def test_more_values_than_any_context(rig: Rig, surface: Surface, message: bytes, coding: str) -> None:
@@ -440,6 +442,31 @@ async def test_more_values_than_any_context(rig: Rig, surface: Surface, message:
     response = await client.response()
     assert response.status == 400
     assert "it has more than" in surface.error(response)["message"]
+    assert upstream.exchanges == []
+
+
+@pytest.mark.parametrize("message", [MANY["numbers"], MANY["strings"], MANY["objects"]])
+async def test_values_that_are_only_carried(rig: Rig, message: bytes) -> None:
+    """On /v1 a body is looked through and not decoded: however many values it has, it passes as it is."""
+    upstream = await rig.upstream(answer)
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    body = b'{"model":"reasoning","max_tokens":1,"messages":[' + message + b"]}"
+    await client.post(OPENAI.path, body)
+    assert (await client.response()).status == 200
+    assert upstream.exchanges[0].request.body == body
+
+
+@pytest.mark.parametrize("prompt", [b"0," * 500_001 + b"0", b'"",' * 500_001 + b'""'], ids=["tokens", "prompts"])
+async def test_more_prompts_than_can_be_counted(rig: Rig, prompt: bytes) -> None:
+    """A list of prompts on /v1 has to be decoded, to know its slots, and is refused where that would take too much."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream)
+    client = await rig.client(gateway)
+    await client.post("/v1/completions", b'{"model":"reasoning","max_tokens":1,"prompt":[' + prompt + b"]}")
+    response = await client.response()
+    assert response.status == 400
+    assert "it has more than" in OPENAI.error(response)["message"]
     assert upstream.exchanges == []
 
 

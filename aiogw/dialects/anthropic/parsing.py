@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from aiogw.dialects.base import check_size_decoded
 from aiogw.errors import InvalidField, MalformedBody
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ def checked(body: bytes) -> bytes:
 
     Checked as a whole because the parser does not look into strings that are only carried.
     """
+    check_size_decoded(body)
     try:
         str(body, "utf-8")
     except UnicodeDecodeError as error:

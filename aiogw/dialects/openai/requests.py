@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from aiogw.canonical import CanonicalRequest, Engine, Operation
-from aiogw.dialects.base import FindEngine, RelayEndpoint, encode_body
+from aiogw.dialects.base import FindEngine, RelayEndpoint, check_size_decoded, encode_body
 from aiogw.dialects.openai import forms
 from aiogw.dialects.openai.terms import ReplyTerms
 from aiogw.errors import InvalidField, MalformedBody
@@ -119,6 +119,7 @@ def _peek_leniently(body: bytes) -> _Peek:
 
 
 def _parse_leniently(body: bytes) -> dict[str, Any]:
+    check_size_decoded(body)
     try:
         document = json.loads(body)
     except json.JSONDecodeError as error:
@@ -160,8 +161,8 @@ def _sequences(operation: Operation, peek: _Peek) -> int:
 def _count(raw: msgspec.Raw) -> int:
     """A count as vLLM's lax models read it: 6, 6.0 and "6" are six; what they refuse counts as 1."""
     text = bytes(raw)
-    if text[:1] in (b"[", b"{"):
-        return 1  # and not read: it may be as large, and as deep, as a body may be
+    if text == b"1" or text[:1] in (b"[", b"{"):
+        return 1  # and a list is not read: it may be as large, and as deep, as a body may be
     try:
         value = json.loads(text)
         number = math.nan if isinstance(value, bool) else float(value)
@@ -179,6 +180,7 @@ def _prompts(raw: msgspec.Raw) -> int:
     text = bytes(raw)
     if not text.startswith(b"["):
         return 1
+    check_size_decoded(text)
     try:
         items = _list_decoder.decode(text)
     except msgspec.DecodeError:
@@ -209,6 +211,7 @@ def _edited(body: bytes, operation: Operation, engine: Engine, peek: _Peek, stre
 
 def _members(body: bytes) -> dict[str, msgspec.Raw]:
     """The top level only, every value as the bytes it was; a repeated key counts with its last value, as upstream."""
+    check_size_decoded(body)
     try:
         return _members_decoder.decode(body)
     except msgspec.DecodeError:

@@ -28,6 +28,8 @@ _EVENT_STREAM = "text/event-stream"
 _JSON = "application/json"
 _TEXTUAL = (Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.BATCH)
 """The operations whose answers are never anything but JSON and events; sound, say, may be anything."""
+# Of a blank line, all but its last character.
+_EDGE_BYTES = 3
 _DONE = b"data: [DONE]\n\n"
 _FINISH_REASON = b'"finish_reason":'
 _FINISHED = (_FINISH_REASON + b'"', _FINISH_REASON + b' "')
@@ -65,7 +67,9 @@ class PassThrough:
         self._events = False
         self._repeats = terms.repeat_reasoning_as is not None
         self._looks = terms.accounting or self._repeats
-        self._tail = b""
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._edge = b""
         self._in_event = False
         self._has_ids = False
         self._finished = not terms.must_finish
@@ -102,12 +106,14 @@ class PassThrough:
     def feed(self, data: bytes, *, last: bool) -> bytes:
         if not self._events:
             return self._feed_whole(data, last=last)
-        if self._tail or not data.endswith(b"\n\n"):
+        if self._held or not data.endswith(b"\n\n"):
             data = self._whole_events(data, last=last)
+            if not data and not last:
+                return b""
         else:
             self._in_event = False
         if not self._passed:
-            self._has_ids = _ID.search(data) is not None
+            self._has_ids = b"id:" in data and _ID.search(data) is not None
         if not self._finished:
             # From behind, where it stands: a search through the whole of each token's event would cost most of all.
             reason = data.rfind(_FINISH_REASON)
@@ -157,16 +163,30 @@ class PassThrough:
         return UpstreamBroken(upstream=self._terms.upstream, reason=reason)
 
     def _whole_events(self, data: bytes, *, last: bool) -> bytes:
-        """What there is, up to the end of its last event; the rest is held back unless it is the last or too much."""
-        data = self._tail + data
-        cut = _end_of_events(data)
+        """What there is, up to the end of its last event; the rest is held back unless it is the last or too much.
+
+        What is held has no end in it, so that an event of many reads is looked through once and joined once.
+        """
+        cut = max(0, _end_of_events(self._edge + data) - len(self._edge))
+        rest_bytes = len(data) - cut + (0 if cut else self._held_bytes)
         if cut:
             self._in_event = False
-        if last or len(data) - cut > HELD_BYTES:
-            self._in_event = cut < len(data)
+        if last or rest_bytes > HELD_BYTES:
+            self._in_event = rest_bytes > 0
             cut = len(data)
-        self._tail = data[cut:]
-        return data[:cut]
+        elif not cut:
+            self._hold(data)
+            return b""
+        whole = b"".join((*self._held, data[:cut]))
+        self._held, self._held_bytes, self._edge = [], 0, b""
+        self._hold(data[cut:])
+        return whole
+
+    def _hold(self, data: bytes) -> None:
+        if data:
+            self._held.append(data)
+            self._held_bytes += len(data)
+            self._edge = (self._edge + data[-_EDGE_BYTES:])[-_EDGE_BYTES:]
 
     def _look(self, event: bytes) -> bytes:
         """One event: its usage is read, and hidden if only we asked for it; its reasoning is repeated."""
@@ -235,4 +255,8 @@ def _media_type(head: ResponseHead) -> str:
 
 def _end_of_events(data: bytes) -> int:
     """The position behind the last blank line in ``data``, 0 if there is none; all three line ends of SSE count."""
+    if data.endswith(b"\n\n"):
+        return len(data)
+    if data.find(b"\n") < 0 and data.find(b"\r") < 0:
+        return 0  # the middle of a large event, told ten times sooner than by looking for two characters
     return max(data.rfind(end) + len(end) if end in data else 0 for end in (b"\n\n", b"\r\n\r\n", b"\r\r"))
