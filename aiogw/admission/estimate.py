@@ -118,8 +118,10 @@ class Returns:
             del self._due[past]
         crowding = min(1.0, self._due.total() / MANY_RETURNS)
         places_per_return = 1 + NEWCOMERS_PER_RETURN * crowding
-        earlier = 0
-        for seconds in range(1, maximum_seconds + 1):  # mutant: of this second, all are forgotten
+        # Before who waits now is granted, no second is likely, and thousands may ask.
+        first = max(1, math.ceil(min(wait_seconds, maximum_seconds + 1)))
+        earlier = sum(count for due, count in self._due.items() if due < second + first)
+        for seconds in range(first, maximum_seconds + 1):
             earlier += self._due[second + seconds]
             expected_seconds = wait_seconds + grant_interval_seconds * places_per_return * earlier
             deviation_seconds = math.sqrt(expected_seconds * grant_interval_seconds)

@@ -149,7 +149,7 @@ class UpstreamGate:
             refused=refused,
             entered_at=now,
             deadline=now + limits.queue_timeout_seconds if limits else float("inf"),
-            position=self._queue.statistics().waiting + 1,
+            position=self._queue.waiting + 1,
             holder=holder,
         )
         if limits is not None:
@@ -182,10 +182,10 @@ class UpstreamGate:
 
         Only where the estimate rests on enough requests that have ended, and somebody is really in front.
         """
-        statistics = self._queue.statistics()
-        cap = statistics.cap or limits.cap  # mutant: with none, nobody comes as far as here
-        waits = statistics.waiting > 0 or statistics.slots_in_use + weight > cap
-        if not waits or statistics.waiting >= limits.queue_limit or len(self._slot_times) < ENOUGH:
+        queue = self._queue
+        cap = queue.cap or limits.cap  # mutant: with none, nobody comes as far as here
+        waits = queue.waiting > 0 or queue.slots_in_use + weight > cap
+        if not waits or queue.waiting >= limits.queue_limit or len(self._slot_times) < ENOUGH:
             return False
         return self._newcomer_waits_seconds(weight) > limits.queue_timeout_seconds
 
@@ -226,7 +226,7 @@ class UpstreamGate:
     @property
     def idle(self) -> bool:
         """Whether nobody holds slots or settles; whoever waits, waits for somebody who does."""
-        return not self._queue.statistics().slots_in_use
+        return not self._queue.slots_in_use
 
     def drain(self) -> None:
         """Refuse all who wait and all who come; those who hold slots keep them."""
@@ -237,14 +237,14 @@ class UpstreamGate:
 
     def place_seconds(self) -> float:
         """How long the queue takes to move up by one place, the last of which would be a newcomer's."""
-        return self._newcomer_waits_seconds(weight=1) / (self._queue.statistics().waiting + 1)
+        return self._newcomer_waits_seconds(weight=1) / (self._queue.waiting + 1)
 
     def _estimated_wait_seconds(self, slots: int) -> float:
         """The wait of a request that is granted with ``slots``, its own and those of all before it together.
 
         What is free already need not become so.  Whoever waits, waits for the end of a whole request at the least.
         """
-        queue = self._queue.statistics()
+        queue = self._queue
         free = 0 if queue.cap is None else queue.cap - queue.slots_in_use  # mutant: nobody waits without a cap
         slot_interval_seconds = self._slot_interval_seconds()
         return max(slot_interval_seconds * (slots - free), slot_interval_seconds * self._mean_weight())
@@ -256,7 +256,7 @@ class UpstreamGate:
 
     def _mean_weight(self) -> float:
         """Of those that run."""
-        return self._queue.statistics().slots_in_use / max(1, len(self._holding))
+        return self._queue.slots_in_use / max(1, len(self._holding))
 
     def _outlook(self, admission: Admission) -> Outlook:
         if admission.state is not TicketState.WAITING:
@@ -273,7 +273,7 @@ class UpstreamGate:
         return Outlook(ahead=ahead, estimated_seconds=self._estimated_wait_seconds(slots))
 
     def statistics(self) -> GateStatistics:
-        queue = self._queue.statistics()
+        queue = self._queue
         head = self._queue.head
         settling = sum(admission.weight for admission in self._settling)
         return GateStatistics(
@@ -412,7 +412,7 @@ class UpstreamGate:
         return UpstreamUnavailable(upstream=self._upstream, reason="no endpoint with room for it answers")
 
     def _newcomer_waits_seconds(self, weight: int) -> float:
-        return self._estimated_wait_seconds(self._queue.statistics().slots_wanted + weight)
+        return self._estimated_wait_seconds(self._queue.slots_wanted + weight)
 
     def _retry_after_seconds(self, weight: int) -> int:
         assert self._limits is not None

@@ -31,8 +31,6 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Generic, TypeVar
 
-from attrs import frozen
-
 from aiogw.admission.capacity import ONE_ENDPOINT, Capacity
 
 
@@ -67,38 +65,27 @@ class Ticket:
 T = TypeVar("T", bound=Ticket)
 
 
-@frozen(kw_only=True)
-class QueueStatistics:
-    """Slots in use and requests waiting, with their limits; ``cap``, that of this moment, None: unlimited.
+class FairQueue(Generic[T]):
+    """Grants slots in order of entry; at most ``queue_limit`` tickets wait.  For the others see ``Capacity``.
 
     ``slots_wanted`` is what those who wait claim together.
     """
-
-    cap: int | None
-    slots_in_use: int
-    queue_limit: int
-    waiting: int
-    slots_wanted: int
-
-
-class FairQueue(Generic[T]):
-    """Grants slots in order of entry; at most ``queue_limit`` tickets wait.  For the others see ``Capacity``."""
 
     def __init__(
         self, *, cap: int | None, queue_limit: int, endpoints: Mapping[str, int | None] = ONE_ENDPOINT
     ) -> None:
         self._capacity = Capacity(cap=cap, endpoints=endpoints)
-        self._queue_limit = _checked(queue_limit)
+        self.queue_limit = _checked(queue_limit)
         self._numbers = itertools.count()
         # An ordered dict, not a deque: whoever leaves from the middle of a long queue is found at once.
         self._waiting: OrderedDict[T, None] = OrderedDict()
         self._waiting_by_holder: Counter[str | None] = Counter()
-        self._slots_wanted = 0
+        self.slots_wanted = 0
 
     def __repr__(self) -> str:
         cap = "unlimited" if self._capacity.cap is None else self._capacity.cap
         held = f"{self._capacity.in_use}/{cap} held"
-        return f"<FairQueue {held}, {len(self._waiting)}/{self._queue_limit} waiting>"
+        return f"<FairQueue {held}, {len(self._waiting)}/{self.queue_limit} waiting>"
 
     def enter(self, ticket: T) -> bool:
         """Take ``ticket`` in: it holds its slots at once if they are free and nobody waits, else it waits.
@@ -111,7 +98,7 @@ class FairQueue(Generic[T]):
         ticket.number = next(self._numbers)
         if self._is_next(ticket):
             self._hold(ticket)
-        elif len(self._waiting) < self._queue_limit:
+        elif len(self._waiting) < self.queue_limit:
             self._waiting[ticket] = None
             self._now_waits(ticket)
         else:
@@ -121,7 +108,7 @@ class FairQueue(Generic[T]):
 
     def has_place_for(self, ticket: Ticket) -> bool:
         """Whether ``enter`` would take in such a ticket, which could hold its slots."""
-        return len(self._waiting) < self._queue_limit or self._is_next(ticket)
+        return len(self._waiting) < self.queue_limit or self._is_next(ticket)
 
     def leave(self, ticket: T) -> list[T]:
         """Let ``ticket`` go, from any state, any number of times; returns those that thereby came to hold slots."""
@@ -142,7 +129,7 @@ class FairQueue(Generic[T]):
         """
         _checked(queue_limit)
         self._capacity.resize(cap=cap, endpoints=endpoints)
-        self._queue_limit = queue_limit
+        self.queue_limit = queue_limit
         return self._advance()
 
     def put_back(self, ticket: T) -> list[T]:
@@ -162,6 +149,19 @@ class FairQueue(Generic[T]):
             self._waiting.move_to_end(other, last=False)
         self._now_waits(ticket)
         return self._advance()
+
+    @property
+    def cap(self) -> int | None:
+        """That of this moment; None: unlimited."""
+        return self._capacity.cap
+
+    @property
+    def slots_in_use(self) -> int:
+        return self._capacity.in_use
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
 
     @property
     def largest(self) -> int | None:
@@ -193,25 +193,16 @@ class FairQueue(Generic[T]):
         """The waiting tickets from the end of the queue, the order in which all can leave without one being granted."""
         return reversed(self._waiting)
 
-    def statistics(self) -> QueueStatistics:
-        return QueueStatistics(
-            cap=self._capacity.cap,
-            slots_in_use=self._capacity.in_use,
-            queue_limit=self._queue_limit,
-            waiting=len(self._waiting),
-            slots_wanted=self._slots_wanted,
-        )
-
     def _is_next(self, ticket: Ticket) -> bool:
         return not self._waiting and self._capacity.fits(ticket.weight)
 
     def _now_waits(self, ticket: T) -> None:
         self._waiting_by_holder[ticket.holder] += 1
-        self._slots_wanted += ticket.weight
+        self.slots_wanted += ticket.weight
 
     def _no_longer_waits(self, ticket: T) -> None:
         del self._waiting[ticket]
-        self._slots_wanted -= ticket.weight
+        self.slots_wanted -= ticket.weight
         self._waiting_by_holder[ticket.holder] -= 1
         if not self._waiting_by_holder[ticket.holder]:
             del self._waiting_by_holder[ticket.holder]  # mutant: nothing is as much as none, and only kept for ever

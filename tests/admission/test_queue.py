@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiogw.admission.queue import FairQueue, QueueStatistics, Ticket, TicketState
+from aiogw.admission.queue import FairQueue, Ticket, TicketState
 
 Queue = FairQueue[Ticket]
 
@@ -23,8 +23,7 @@ def states(*tickets: Ticket) -> str:
 
 
 def counts(queue: Queue) -> tuple[int, int]:
-    statistics = queue.statistics()
-    return statistics.slots_in_use, statistics.waiting
+    return queue.slots_in_use, queue.waiting
 
 
 # -- entering -------------------------------------------------------------------------------------------------------
@@ -225,14 +224,15 @@ def test_a_queue_limit_is_not_negative() -> None:
 # -- looking at it --------------------------------------------------------------------------------------------------
 
 
-def test_statistics() -> None:
+def test_what_is_counted() -> None:
     """The counts come with their limits."""
     queue = Queue(cap=3, queue_limit=7)
     enter(queue, 2, 2, 1)
-    assert QueueStatistics(cap=3, slots_in_use=2, queue_limit=7, waiting=2, slots_wanted=3) == queue.statistics()
-    assert QueueStatistics(cap=None, slots_in_use=0, queue_limit=0, waiting=0, slots_wanted=0) == (
-        Queue(cap=None, queue_limit=0).statistics()
-    )
+    assert (3, 7, 3) == (queue.cap, queue.queue_limit, queue.slots_wanted)
+    assert (2, 2) == counts(queue)
+    unlimited = Queue(cap=None, queue_limit=0)
+    assert (None, 0, 0) == (unlimited.cap, unlimited.queue_limit, unlimited.slots_wanted)
+    assert (0, 0) == counts(unlimited)
 
 
 def test_the_head_and_the_end() -> None:
@@ -281,4 +281,4 @@ def test_limits_that_are_none_change_nothing(changes: dict[str, int]) -> None:
     queue: FairQueue[Ticket] = FairQueue(cap=2, queue_limit=3)
     with pytest.raises(ValueError, match="is at least"):
         queue.resize(**({"cap": 1, "queue_limit": 1, "endpoints": {"": None}} | changes))  # type: ignore[arg-type]
-    assert (queue.statistics().cap, queue.statistics().queue_limit) == (2, 3)
+    assert (queue.cap, queue.queue_limit) == (2, 3)

@@ -162,19 +162,18 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_laws_hold(self) -> None:
-        statistics = self.queue.statistics()
         # Law 1: never more than the cap, never more than the limit, except what was there before they shrank.
         self.excess_slots = min(self.excess_slots, self.held())
         self.excess_waiting = min(self.excess_waiting, len(self.waiting))
-        assert self.cap is None or statistics.slots_in_use <= max(self.cap, self.excess_slots)
-        assert statistics.waiting <= max(self.queue_limit, self.excess_waiting)
-        assert statistics.cap == self.cap_now()
+        assert self.cap is None or self.queue.slots_in_use <= max(self.cap, self.excess_slots)
+        assert self.queue.waiting <= max(self.queue_limit, self.excess_waiting)
+        assert self.queue.cap == self.cap_now()
         # Law 2: nobody waits while the head would fit.
         assert self.queue.head is None or not self.fits(self.queue.head)
         # The account and the queue agree.
-        assert statistics.slots_in_use == self.held()
-        assert statistics.waiting == len(self.waiting)
-        assert statistics.slots_wanted == sum(one.weight for one in self.waiting)
+        assert self.queue.slots_in_use == self.held()
+        assert self.queue.waiting == len(self.waiting)
+        assert self.queue.slots_wanted == sum(one.weight for one in self.waiting)
         assert list(self.queue.in_line()) == self.waiting
         for holder in "pqr":
             assert self.queue.waiting_of(holder) == sum(one.holder == holder for one in self.waiting)
@@ -192,7 +191,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.leave_and_account(ticket)
             self.the_laws_hold()
         if getattr(self, "everybody", ()):
-            assert (self.queue.statistics().slots_in_use, self.queue.statistics().waiting) == (0, 0)
+            assert (self.queue.slots_in_use, self.queue.waiting) == (0, 0)
             assert set(self.queue.used().values()) <= {0}
 
 
