@@ -30,6 +30,7 @@ async def refusals(bench: Bench) -> list[Figure]:
     quiet_us: defaultdict[str, list[float]] = defaultdict(list)
     loud_us: defaultdict[str, list[float]] = defaultdict(list)
     cpu_us: defaultdict[str, list[float]] = defaultdict(list)
+    per_second: defaultdict[str, list[float]] = defaultdict(list)
     async with bench.programs(cap=CAP, queue_limit=OPEN_CLIENTS_QUEUE) as programs:
         for program in bench.turns(programs):
             bench.progress(f"{OPEN_CLIENTS} clients connect, {program.name}")
@@ -51,18 +52,23 @@ async def refusals(bench: Bench) -> list[Figure]:
                 arrivals = _arrive(others.connections, surfaces, count, refusals_ms[program.name])
                 others.tasks.append(asyncio.create_task(arrivals))
                 await asyncio.sleep(0.1)
-                refused_before = len(refusals_ms[program.name])
+                refused_before = len(refusals_ms[program.name]) + load.statuses[503]
                 loud = await bench.window(program, bench.leg_seconds)
-                refused = len(refusals_ms[program.name]) - refused_before
+                # Who is in the loop has lost places to those who come, and asks again after a moment.
+                refused = len(refusals_ms[program.name]) + load.statuses[503] - refused_before
                 loud_us[program.name] += load.late_us
                 # The admitted cost what they cost before; what comes on top is the refusals'.
                 cpu_seconds = loud.cpu_seconds - quiet.cpu_seconds * loud.seconds / quiet.seconds
                 cpu_us[program.name].append(cpu_seconds / refused * 1e6)
+                per_second[program.name].append(refused / loud.seconds)
     crowd = f"{ARRIVALS_PER_SECOND}/s from {OPEN_CLIENTS} open clients"
     cpu = {name: statistics.mean(each) for name, each in cpu_us.items()}
     slower = {name: quantile(loud_us[name], 0.5) / quantile(quiet_us[name], 0.5) for name in cpu}
     return [
         *p50_and_p99(f"refusals: {crowd}", "ms", refusals_ms, at_most(10, issue=7)),
+        of_programs(
+            "refusals: in all", "1/s", "count", {name: statistics.mean(each) for name, each in per_second.items()}
+        ),
         of_programs("refusals: CPU for each", "µs", "cpu", cpu),
         of_programs("refusals: latency of the admitted, over quiet", "x", "wall", slower, at_most(1.05, issue=7)),
     ]
