@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,18 @@ import pytest
 pytest.register_assert_rewrite("rig")
 
 from rig import LINES, SURFACES, Rig, Surface, rigged  # noqa: E402 - after its asserts have been announced
+
+from aiogw.record import JsonFormatter, TextFormatter  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A handler that a command has set up writes to the standard error of its test, which is closed after it."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.handlers[:] = [one for one in root.handlers if not isinstance(one.formatter, JsonFormatter | TextFormatter)]
+    root.setLevel(level)
 
 
 @pytest.fixture
