@@ -115,9 +115,9 @@ class Status:
         sock = None if request.transport is None else request.transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WATCHER_BUFFER_BYTES)
-        await response.prepare(request)
-        # A watcher that leaves or stalls is nobody's fault; the others go on.
+        # A watcher that leaves, at once perhaps, or stalls is nobody's fault; the others go on.
         with contextlib.suppress(TimeoutError, ConnectionError):
+            await response.prepare(request)
             async with aclosing(self._feed.events()) as events:
                 async for event in events:
                     async with asyncio.timeout(WATCHER_STALL_SECONDS):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp_sse_client import client as sse_client
 from rig import (
     ANTHROPIC,
@@ -298,6 +299,24 @@ async def test_enough_is_enough(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
         refused = await gateway.admin("/status/events")
         assert (503, "10") == (refused.status, refused.header("retry-after"))
     assert 200 == (await gateway.admin("/metrics")).status
+
+
+async def test_a_watcher_that_has_gone_before_the_first_byte(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose connection is closing when the feed is about to begin is no error in the log."""
+    gateway = await rig.gateway(await rig.upstream())
+    prepare = web.StreamResponse.prepare
+
+    async def too_late(response: web.StreamResponse, request: web.BaseRequest) -> object:
+        assert request.transport is not None
+        request.transport.close()
+        return await prepare(response, request)
+
+    monkeypatch.setattr(web.StreamResponse, "prepare", too_late)
+    async with watching(gateway) as client:
+        with pytest.raises(EOFError):
+            await client.read_head()
+    monkeypatch.undo()
+    assert 200 == (await gateway.admin("/status.json")).status
 
 
 async def test_a_gateway_with_watchers_stops_at_once(rig: Rig) -> None:
