@@ -119,7 +119,7 @@ class Returns:
         crowding = min(1.0, self._due.total() / MANY_RETURNS)
         places_per_return = 1 + NEWCOMERS_PER_RETURN * crowding
         # Before who waits now is granted, no second is likely, and thousands may ask.
-        first = max(1, math.ceil(min(wait_seconds, maximum_seconds + 1)))
+        first = math.ceil(min(max(1, wait_seconds), maximum_seconds))  # mutant: to begin earlier only takes longer
         earlier = sum(count for due, count in self._due.items() if due < second + first)
         for seconds in range(first, maximum_seconds + 1):
             earlier += self._due[second + seconds]

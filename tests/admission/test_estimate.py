@@ -252,6 +252,16 @@ def test_faster_grants_bring_them_back_earlier() -> None:
     assert math.ceil(likely(16) / 4) == told(crowded(), ahead=15, grant_interval_seconds=0.25)
 
 
+def test_places_are_kept_free_for_all_who_come_earlier() -> None:
+    """Those who come back before anybody of now has been granted have had their places by then."""
+    returns = Returns()
+    returns._due.update({1: 2, 4: 1, 50: 1})
+    # Two and one before the fifth second, each with a place for a newcomer as care grows, then one grant of five seconds.
+    expected = 5 + 3 * (1 + NEWCOMERS_PER_RETURN * 4 / MANY_RETURNS)
+    spread = DEVIATIONS * 4 / MANY_RETURNS * math.sqrt(expected)
+    assert math.ceil(expected + spread) == told(returns, ahead=4) < 50
+
+
 def test_each_is_told_a_place_of_its_own() -> None:
     """Who is refused later comes back later, when those before it have had their places and newcomers theirs."""
     returns = crowded()
