@@ -256,7 +256,7 @@ def test_places_are_kept_free_for_all_who_come_earlier() -> None:
     """Those who come back before anybody of now has been granted have had their places by then."""
     returns = Returns()
     returns._due.update({1: 2, 4: 1, 50: 1})
-    # Two and one before the fifth second, each with a place for a newcomer as care grows, then one grant of five seconds.
+    # Two and one before the fifth second, each with its part of a newcomer, then one grant of five seconds.
     expected = 5 + 3 * (1 + NEWCOMERS_PER_RETURN * 4 / MANY_RETURNS)
     spread = DEVIATIONS * 4 / MANY_RETURNS * math.sqrt(expected)
     assert math.ceil(expected + spread) == told(returns, ahead=4) < 50
