@@ -376,6 +376,8 @@ def test_an_address_that_is_not_reached() -> None:
     both = endpoints(unreached_since=70.0, left_out=True)
     at = fully_told(endpoints=both)["upstreams"]["gpu"]["endpoints"]["a:80"]
     assert "left out, not reached since 00:17:50, 0 of 3" == figures.endpoint_text(at, 1100.0, UTC)
+    del at["slots"]
+    assert "left out, not reached since 00:17:50, 0 in use" == figures.endpoint_text(at, 1100.0, UTC)
     at = fully_told(endpoints=endpoints())["upstreams"]["gpu"]["endpoints"]["a:80"]
     assert {"up": True, "slots": 3, "slots_in_use": 0} == at
 

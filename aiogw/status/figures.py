@@ -167,7 +167,7 @@ def waits_text(one: Mapping[str, Any]) -> str:
 
 def endpoint_text(at: Mapping[str, Any], now: float, zone: tzinfo | None = None) -> str:
     """What is behind its address: what is wrong with it, and its slots."""
-    slots = f"{at['slots_in_use']}" + (f" of {at['slots']}" if "slots" in at else "")
+    slots = f"{at['slots_in_use']} " + (f"of {at['slots']}" if "slots" in at else "in use")
     wrong = []
     if at.get("left_out"):
         wrong.append("left out")

@@ -92,7 +92,7 @@
   const endpointText = (at, now) => [
     at.left_out ? "left out" : "",
     at.unreached_since === undefined ? "" : "not reached since " + since(at.unreached_since, now),
-    at.slots_in_use + (at.slots === undefined ? "" : " of " + at.slots),
+    at.slots_in_use + (at.slots === undefined ? " in use" : " of " + at.slots),
   ].filter(Boolean).join(", ");
 
   // -- elements; text is only ever set as text
