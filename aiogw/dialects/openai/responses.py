@@ -137,6 +137,8 @@ class PassThrough:
         text = "keep-alive"
         if estimated_seconds is not None:
             text = f"queued: {ahead} ahead, about {estimated_seconds:.0f} s to wait"
+        elif ahead:
+            text = f"queued: {ahead} ahead"
         # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.  Where
         # events have ids, the first and the last have them, and nobody looks for them in those between.
         if self._has_ids or _ID.search(self._passed):
