@@ -18,7 +18,7 @@ from aiogw.admission.readings import EndpointStatistics
 from aiogw.record import FINISH, FIRST_BYTE, QUEUE, STREAM
 from aiogw.status import figures, terminal
 from aiogw.status.history import ENDINGS, SAMPLES, History
-from aiogw.status.snapshot import Document, document
+from aiogw.status.snapshot import Document, difference, document, merge
 
 
 def drawn(told: Document, *, silent_seconds: float | None = 0.1, width: int = 120, height: int = 40) -> list[str]:
@@ -176,6 +176,34 @@ def test_more_slots_than_a_line_has_room_for() -> None:
     """Each is a mark then, and none is left out."""
     (line,) = [line for line in drawn(busy(cap=96)) if "Slots " in line and "╌" in line]
     assert (2, 94) == (line.count("■"), line.count("╌"))
+
+
+def test_a_heavy_request_explains_itself() -> None:
+    """In its row, and at the upstream whose queue it holds; so do an upstream that leaves and a failed reload."""
+    line = [
+        progress(1, FIRST_BYTE, record("run", entered_at=91.0, granted_at=92.0, sequences=4)),
+        progress(2, QUEUE, record("wait", entered_at=95.0, sequences=3)),
+    ]
+    gates = {"gpu": gate(cap=6, configured_cap=9, slots_in_use=4, waiting=1)}
+    told = document(readings(gates=gates, progress=line, leaving=["gpu"], reload_successful=False))
+    text = "\n".join(drawn(told, width=80, height=24))
+    for part in (
+        "4 of 6  (9 with all endpoints)",
+        "before the first byte ×4",
+        "1 ×3",
+        "needs 3 slots, 2 are free",
+        "gpu  leaves: no longer in the configuration",
+        "the last reload failed, its configuration is not taken",
+    ):
+        assert part in text
+
+
+def test_upstreams_stand_as_they_are_configured() -> None:
+    """Also when a change has brought one that stands before the others."""
+    before = document(readings(gates={"a": gate(), "b": gate()}, place_seconds={"a": 1.0, "b": 1.0}))
+    after = document(readings(gates=dict.fromkeys("cab", gate()), place_seconds=dict.fromkeys("cab", 1.0)))
+    merged = merge(before, difference(before, after))
+    assert ["c", "a", "b"] == [line[4] for line in drawn(merged, height=60) if line.startswith("╭─  ")]
 
 
 def test_what_is_old_says_so() -> None:

@@ -10,18 +10,27 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.styled import Styled
-from rich.table import Table
 from rich.text import Text
 
 from aiogw.record import FINISH, FIRST_BYTE, QUEUE, STREAM
 from aiogw.status import figures
 from aiogw.status.history import SAMPLES
 from aiogw.status.snapshot import Document
+from aiogw.status.tables import (
+    BAD,
+    GOOD,
+    RUNNING,
+    SOFT,
+    WAITING,
+    WARN,
+    Endings,
+    RowsShown,
+    running_cells,
+    waiting_cells,
+)
 
 REFRESH_SECONDS = 0.25
 STALE_SECONDS = 6.0
-# Columns of a terminal that has room for a model, and for whose request it is and at which API.
-WIDE, WIDEST = 120, 150
 BARS = "▁▂▃▄▅▆▇█"
 # Colours that can be told apart without seeing red or green; each also has a form of its own.
 STYLES = {
@@ -34,8 +43,6 @@ STYLES = {
 }
 MARKS = {STREAM: "■", FIRST_BYTE: "◧", "settling": "╱", "free": "╌"}
 MARK_STYLES = STYLES | {STREAM: "rgb(60,150,220)", FIRST_BYTE: "rgb(240,180,41)"}
-SOFT, BAD, GOOD = "rgb(140,145,152)", "bold rgb(230,120,70)", "rgb(60,180,150)"
-WARN = "rgb(240,180,41)"
 # An upstream takes one of these: a line, its drawing and that line, all of its figures, and these with room to breathe.
 LINE, BRIEF, FULL, AIRY = range(4)
 # So many rows of a table are worth more than figures and air, and so many endings more than further rows.
@@ -81,11 +88,14 @@ def view(told: Document, silent_seconds: float | None, *, width: int, height: in
     now = told["time"] + (0.0 if silent_seconds is None or stale else silent_seconds)
     rows = [row for _, row in sorted(told["requests"].items(), key=lambda item: int(item[0]))]
     head = [_head(told, silent_seconds, stale)]
+    if not told["reload_successful"]:
+        head.append(Text(f" {figures.RELOAD_FAILED}", style=BAD, no_wrap=True, overflow="ellipsis"))
     sections = [
         _Section(name, one, [row for row in rows if row["upstream"] == name], now, width)
-        for name, one in told["upstreams"].items()
+        # A change says what is new, and not in which order.
+        for name, one in sorted(told["upstreams"].items(), key=lambda item: item[1]["rank"])
     ]
-    endings = _Endings([row for _, row in sorted(told["endings"].items(), key=lambda item: -int(item[0]))], width)
+    endings = Endings([row for _, row in sorted(told["endings"].items(), key=lambda item: -int(item[0]))], width)
     room = height - len(head) - endings.lines
     shown = sections
     if room < sum(section.lines for section in sections):
@@ -103,7 +113,7 @@ def view(told: Document, silent_seconds: float | None, *, width: int, height: in
     return Group(*head, Styled(group, "dim") if stale else group)
 
 
-def _hand_out(sections: list[_Section], endings: _Endings, height: int) -> None:
+def _hand_out(sections: list[_Section], endings: Endings, height: int) -> None:
     """Give the lines that are left to whom they say most; all begin with the least."""
 
     def left() -> int:
@@ -158,31 +168,6 @@ def _head(told: Document, silent_seconds: float | None, stale: bool) -> Text:
     return text
 
 
-class _List:
-    """A table of which there may be room for ``shown`` rows only; ``total`` is how many there really are."""
-
-    def __init__(self, columns: _Columns, rows: list[list[Text]], total: int, width: int) -> None:
-        self.columns = columns
-        self.rows = rows
-        self.total = max(total, len(rows))
-        self.width = width
-        self.shown = 0
-
-    @property
-    def lines(self) -> int:
-        return self.shown + bool(self.shown) + (self.total > self.shown)
-
-    def drawn(self) -> RenderableType:
-        more = f"and {self.total - self.shown} more"
-        if not self.shown:
-            (name, _), *_ = self.columns[0]
-            return Text.assemble((f"{name}  ", "bold"), (more.removeprefix("and "), SOFT), no_wrap=True)
-        table = _table(self.columns, self.width)
-        for cells in self.rows[: self.shown]:
-            table.add_row(*cells)
-        return Group(table, *([Text(more, style=SOFT)] if self.total > self.shown else []))
-
-
 class _Section:
     """One upstream, in as many lines as its ``level`` and the rows of its tables take."""
 
@@ -190,6 +175,7 @@ class _Section:
         waiting = [row for row in rows if row["phase"] == QUEUE]
         running = [row for row in rows if row["phase"] != QUEUE]
         self._name, self._one = figures.plain(name), one
+        self._leaves = f"  {figures.LEAVES}" if "leaving" in one else ""
         self._width = width
         self._bad = [
             Text(f"✕ {figures.plain(address)} {figures.endpoint_text(at, now)}", style=BAD, no_wrap=True)
@@ -205,8 +191,8 @@ class _Section:
         self._queue = _queue(one, waiting, now, width) if one.get("queue_limit") or one["waiting"] else None
         self._figures = _figures(one, now, width)
         lists = [
-            _List(RUNNING, [_running_cells(row, now, width) for row in running], len(running), width),
-            _List(WAITING, [_waiting_cells(one, row, now, width) for row in waiting], one["waiting"], width),
+            RowsShown(RUNNING, [running_cells(row, now, width) for row in running], len(running), width),
+            RowsShown(WAITING, [waiting_cells(one, row, now, width) for row in waiting], one["waiting"], width),
         ]
         self.tables = [table for table in lists if table.total]
         self.busy = bool(self.tables or self._bad or one["slots_in_use"] or one["slots_settling"])
@@ -220,7 +206,9 @@ class _Section:
         """What is drawn, each with its lines."""
         if self.level == LINE:
             mark = (" ✕ ", BAD) if self._bad else (" ● ", GOOD)
-            text = Text.assemble(mark, (self._name, "bold"), "  ", no_wrap=True, overflow="ellipsis")
+            text = Text.assemble(
+                mark, (self._name, "bold"), (self._leaves, WARN), "  ", no_wrap=True, overflow="ellipsis"
+            )
             if self.tables:
                 requests = sum(table.total for table in self.tables)
                 text.append(f"no room for {requests} request{'s' * (requests > 1)}, ", style=SOFT)
@@ -252,7 +240,7 @@ class _Section:
             return shown
         return Panel(
             shown,
-            title=Text(f" {self._name} ", style="bold"),
+            title=Text.assemble(" ", (self._name, "bold"), (self._leaves, WARN), " "),
             title_align="left",
             subtitle=Text("  ").join(self._well),
             subtitle_align="right",
@@ -322,14 +310,14 @@ def _figures(one: Document, now: float, width: int) -> list[Text]:
         drawn = _bars(values, at_least, max(8, min(60, width - VALUE_LETTERS - SCALE_LETTERS)))
         return Text.assemble((drawn, "rgb(60,150,220)"), (f"  {figures.scale_text(values, *write)}", SOFT))
 
-    settling = f"{one['slots_settling']} settling" if one["slots_settling"] else ""
-    more = settling if "cap" in one else "no limit"
-    line("Slots in use", figures.slots_text(one), more, spark(slots, one.get("cap", 1)))
+    line("Slots in use", figures.slots_text(one), figures.slots_more(one), spark(slots, one.get("cap", 1)))
     if "cap" in one:
         full = BAD if one["newcomer"] == "queue_full" else "bold"
         line("In the queue", figures.queue_text(one), figures.limit_text(one), spark(queue, 1), style=full)
         wait = figures.seconds(now - one["waiting_since"]) if "waiting_since" in one else "nobody waits"
         line("Oldest wait", wait, "", spark(oldest, 1, figures.seconds))
+        if needs := figures.next_text(one):
+            line("Next in line", needs, style=WARN)
         line("A newcomer", figures.newcomer_text(one), style="bold" if figures.serves(one) else BAD)
         line("Last 5 min", figures.waits_text(one), style=SOFT)
     return lines
@@ -345,94 +333,3 @@ def _bars(values: Sequence[float], at_least: float, width: int) -> str:
         part = values[max(0, round(from_end + number * each)) : max(0, round(from_end + (number + 1) * each))]
         drawn.append(BARS[min(7, int(8 * max(part) / top))] if part else " ")
     return "".join(drawn)
-
-
-# The columns of words, each with the width of a terminal that has room for it; then those of figures, with theirs.  The
-# first, which has the name of the table, gets what is left over, and only an id is ever cut.
-_Columns = tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
-RUNNING: _Columns = (
-    (("At work", 0), ("Key", WIDEST), ("API", WIDEST), ("Model", WIDE), ("Phase", 0)),
-    (("Age", 0), ("Silent", 0), ("Bytes", 90)),
-)
-WAITING: _Columns = (
-    (("Waiting", 0), ("Key", WIDEST), ("API", WIDEST), ("Model", WIDE), ("Place", 0)),
-    (("Age", 0), ("Estimate", 0)),
-)
-ENDED: _Columns = (
-    (("Last endings", 0), ("Key", WIDEST), ("Model", WIDE), ("Upstream", WIDEST), ("Ending", 0)),
-    (("At", 0), ("Waited", 90), ("Took", 0)),
-)
-# The longest of each; a time has up to nine letters, "59:59 min".
-FIXED = {"Phase": 21, "Place": 6, "Ending": 30, "At": 8, "Bytes": 7, "Estimate": 22}
-TIME_LETTERS = 9
-
-
-def _table(columns: _Columns, width: int) -> Table:
-    words, numbers = columns
-    table = Table(box=None, expand=True, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    for name, needs in words:
-        if width < needs:
-            continue
-        if name == words[0][0]:
-            table.add_column(name, ratio=3, no_wrap=True, overflow="ellipsis", header_style="bold")
-        elif name in FIXED:
-            table.add_column(name, width=FIXED[name], no_wrap=True, overflow="ellipsis", header_style=SOFT)
-        else:
-            table.add_column(name, ratio=1, no_wrap=True, overflow="ellipsis", header_style=SOFT)
-    for name, needs in numbers:
-        if width >= needs:
-            letters = FIXED.get(name, TIME_LETTERS)
-            table.add_column(name, width=letters, justify="right", no_wrap=True, header_style=SOFT)
-    return table
-
-
-def _cells(columns: _Columns, width: int, *values: object) -> list[Text]:
-    """Those there is room for, as text, which is never taken for rich's markup."""
-    needs = [needs for part in columns for _, needs in part]
-    return [
-        one if isinstance(one, Text) else Text(figures.plain(one))
-        for one, need in zip(values, needs, strict=True)
-        if width >= need
-    ]
-
-
-def _origin(row: Document, *names: str) -> list[str]:
-    return [row.get(name, "-") for name in names]
-
-
-def _running_cells(row: Document, now: float, width: int) -> list[Text]:
-    silent = figures.seconds(now - row["last_byte_at"]) if "last_byte_at" in row else "-"
-    age = figures.seconds(now - row["arrived_at"])
-    origin = _origin(row, "id", "key", "surface", "model")
-    return _cells(RUNNING, width, *origin, figures.PHASES[row["phase"]], age, silent, figures.size(row["bytes"]))
-
-
-def _waiting_cells(one: Document, row: Document, now: float, width: int) -> list[Text]:
-    origin, age = _origin(row, "id", "key", "surface", "model"), figures.seconds(now - row["arrived_at"])
-    return _cells(WAITING, width, *origin, row["position"], age, figures.estimate_text(one, row, now))
-
-
-class _Endings:
-    def __init__(self, rows: list[Document], width: int) -> None:
-        self.rows = rows
-        self._width = width
-        self.shown = min(1, len(rows))
-
-    @property
-    def lines(self) -> int:
-        return 3 + self.shown if self.shown else 0
-
-    def drawn(self) -> RenderableType:
-        table = _table(ENDED, self._width)
-        marks = {"ok": ("✓ ", GOOD), "left": ("○ ", SOFT), "bad": ("✕ ", BAD)}
-        for row in self.rows[: self.shown]:
-            ending = Text.assemble(marks[figures.kind_of_ending(row["outcome"])], figures.ending(row["outcome"]))
-            at = time.strftime("%H:%M:%S", time.localtime(row["ended_at"]))
-            waited, took = (
-                figures.seconds(row[name]) if name in row else "-" for name in ("wait_seconds", "duration_seconds")
-            )
-            origin = _origin(row, "id", "key", "model", "upstream")
-            table.add_row(*_cells(ENDED, self._width, *origin, ending, at, waited, took))
-        more = len(self.rows) - self.shown
-        told = Text(f" and {more} more ") if more else None
-        return Panel(table, border_style=SOFT, subtitle=told, subtitle_align="left")

@@ -101,7 +101,7 @@ async def test_the_document_of_a_saturated_gateway(rig: Rig, process: bool) -> N
     assert (3, 3) == (one["waiting"], one["queue_limit"])
     assert upstream.in_flight == one["slots_in_use"]
     assert 0 < one["oldest_wait_seconds"] < 30
-    assert 0 < one["newcomer_wait_seconds"]
+    assert "newcomer_wait_seconds" not in one, "nothing has ended from which to tell"
     (endpoint,) = one["endpoints"].values()
     assert {"up": True, "slots": 8, "slots_in_use": 2} == endpoint
     assert (["id-0"], ["id-1"]) == (line_of(told, "stream"), line_of(told, "first_byte"))
@@ -114,8 +114,6 @@ async def test_the_document_of_a_saturated_gateway(rig: Rig, process: bool) -> N
     assert rows["id-0"]["bytes"] >= len(FIRST_EVENT)
     assert 0 <= rows["id-0"]["silent_seconds"] <= rows["id-0"]["age_seconds"] < 30
     assert "silent_seconds" not in rows["id-1"]
-    estimates = [rows[f"id-{tag}"]["estimated_seconds"] for tag in (2, 3, 4)]
-    assert sorted(estimates) == estimates
     (ending,) = told["endings"].values()
     assert ("id-5", "queue_full", 503) == (ending["id"], ending["outcome"], ending["status"])
     for path in ("/status", "/status.json"):
@@ -266,8 +264,12 @@ async def test_a_watcher_that_reads_nothing_is_let_go(rig: Rig, monkeypatch: pyt
     monkeypatch.setattr(feed_module, "INTERVAL_SECONDS", 0.002)
     upstream = await rig.upstream()
     gateway = await rig.gateway(upstream, cap=1, queue_limit=60)
+    # With an end there are estimates, which follow the time.
+    ended = await rig.post(gateway, OPENAI, 60)
+    (await upstream.tagged(60)).answer()
+    await ended.response()
     await rig.post(gateway, OPENAI, 0)
-    await upstream.exchange(0)
+    await upstream.exchange(1)
     # Long ids make long lines, and there is a change in every one of them for as long as somebody runs.
     for tag in range(50):
         await rig.post(gateway, OPENAI, tag, f"x-request-id: {'x' * 100}{tag}")
@@ -286,8 +288,8 @@ async def test_a_watcher_that_reads_nothing_is_let_go(rig: Rig, monkeypatch: pyt
         await next_event(quick)
     await eventually(lambda: 0 == feed.watchers)
     upstream.script = answer
-    upstream.exchanges[0].answer()
-    await eventually(lambda: 51 == len(upstream.finished))
+    upstream.exchanges[1].answer()
+    await eventually(lambda: 52 == len(upstream.finished))
 
 
 async def test_enough_is_enough(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
