@@ -8,7 +8,7 @@
   const upstreams = document.getElementById("upstreams");
   const endings = document.getElementById("endings");
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  let told = null, skew = 0, heardAt = performance.now(), shownOf = 0, lost = false, drawn = false, planned = false, source;
+  let told = null, skew = 0, heardAt = performance.now(), shownOf = 0, lost = false, asked = false, drawn = false, planned = false, source;
   const sections = new Map(), chips = new Map();
 
   // -- the feed: a snapshot, then JSON merge patches (RFC 7396)
@@ -31,10 +31,13 @@
   const open = () => {
     if (source) source.close();
     source = new EventSource("status/events");
-    source.addEventListener("snapshot", event => heard(JSON.parse(event.data)));
+    source.addEventListener("snapshot", event => { asked = false; heard(JSON.parse(event.data)); });
     source.addEventListener("change", event => told && heard(merge(told, JSON.parse(event.data))));
-    source.addEventListener("error", () => { lost = true; draw(); });
+    // An error status: enough are watching perhaps, and a look now and then is had all the same.
+    source.addEventListener("error", () => source.readyState === EventSource.CLOSED ? ask() : lose());
   };
+  const lose = () => { lost = true; draw(); };
+  const ask = () => fetch("status.json").then(response => response.json()).then(document_ => { asked = true; heard(document_); }, lose);
   const silent = () => (performance.now() - heardAt) / 1000;
   let openedAt = performance.now();
   const look = () => {
@@ -333,7 +336,7 @@
         : lost ? "connection lost, trying again; as of " + asOf : "nothing heard since " + asOf + ", trying again");
     }
     if (!told) return;
-    if (!stale) { setKind(state, told.draining ? "draining" : "live"); setText(state, told.draining ? "shutting down" : "live"); }
+    if (!stale) { setKind(state, told.draining ? "draining" : "live"); setText(state, told.draining ? "shutting down" : asked ? "enough are watching; as of " + asOf : "live"); }
     if ((stale && shownOf === heardAt) || document.hidden) return;
     shownOf = heardAt;
     const now = stale ? told.time : Date.now() / 1000 + skew;

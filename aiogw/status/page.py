@@ -28,8 +28,9 @@ def _asset(name: str) -> str:
     return "".join(f"{line.strip()}\n" for line in lines if not line.strip().startswith("//"))
 
 
-# Spaces around a sign, but for those of strings; line ends stay.
+# Without the spaces around a sign, but for those of strings, and without line ends that say nothing.
 _JS = re.sub(r"""("[^"]*"|`[^`]*`)| *([^\w\s"`$]) *""", lambda one: one[1] or one[2], _asset("page.js"))
+_JS = re.sub(r"(?<=[{;,(])\n+", "", _JS)
 _STYLE = re.sub(r"\s*([{};,])\s*|(?<=:)\s+", r"\1", _asset("page.css"))
 
 # The head of a column, and its classes: n for numbers, wide for what a phone has no room for.

@@ -300,7 +300,18 @@ async def test_enough_is_enough(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
         await first.read_head()
         refused = await gateway.admin("/status/events")
         assert (503, "10") == (refused.status, refused.header("retry-after"))
+        # Its reader looks now and then instead, and follows the feed as soon as it can.
+        reading = reader.follow(reader.AdminAddress(admin_of(gateway)))
+        told = await anext(reading)
+        assert told is not None
+        assert ["reasoning"] == list(told["upstreams"])
     assert 200 == (await gateway.admin("/metrics")).status
+    feed = gateway.gateway._live_view._feed  # type: ignore[attr-defined]
+    await eventually(lambda: 0 == feed.watchers)
+    monkeypatch.setattr(reader, "ASK_AGAIN_SECONDS", 0.0)
+    while not feed.watchers:
+        assert await anext(reading) is not None
+    await reading.aclose()  # type: ignore[attr-defined]
 
 
 async def test_a_watcher_that_has_gone_before_the_first_byte(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
