@@ -21,7 +21,7 @@ from aiogw.status.snapshot import Readings, difference, document, merge, newcome
 def gate(**changes: Any) -> GateStatistics:
     told: dict[str, Any] = {
         "cap": 2,
-        "configured_cap": 2,
+        "configured_cap": changes.get("cap", 2),
         "slots_in_use": 2,
         "slots_settling": 0,
         "queue_limit": 4,

@@ -23,6 +23,7 @@ from aiogw.status.tables import (
     SOFT,
     WAITING,
     WARN,
+    WIDE,
     Endings,
     RowsShown,
     running_cells,
@@ -291,23 +292,24 @@ def _queue(one: Document, waiting: list[Document], now: float, width: int) -> Te
 
 
 # What stands before a sparkline, and behind it with the borders.
-VALUE_LETTERS, SCALE_LETTERS = 43, 28
+VALUE_LETTERS, WIDE_VALUE_LETTERS, SCALE_LETTERS = 43, 56, 28
 
 
 def _figures(one: Document, now: float, width: int) -> list[Text]:
     samples = [sample for _, sample in sorted(one["history"].items(), key=lambda item: int(item[0]))]
     slots, queue, oldest = zip(*samples, strict=True) if samples else ((), (), ())
     lines: list[Text] = []
+    letters = VALUE_LETTERS if width < WIDE else WIDE_VALUE_LETTERS
 
     def line(name: str, value: str, more: str = "", *bars: Text, style: str = "bold") -> None:
         text = Text.assemble((f"{name:14}", SOFT), (value, style), (f"  {more}" if more else "", SOFT), no_wrap=True)
         text.truncate(width - 4, overflow="ellipsis")
         if bars:
-            text.pad_right(max(0, VALUE_LETTERS - text.cell_len))
+            text.pad_right(max(0, letters - text.cell_len))
         lines.append(text.append_text(Text("").join(bars)))
 
     def spark(values: Sequence[float], at_least: float, *write: Callable[[float], str]) -> Text:
-        drawn = _bars(values, at_least, max(8, min(60, width - VALUE_LETTERS - SCALE_LETTERS)))
+        drawn = _bars(values, at_least, max(8, min(60, width - letters - SCALE_LETTERS)))
         return Text.assemble((drawn, "rgb(60,150,220)"), (f"  {figures.scale_text(values, *write)}", SOFT))
 
     line("Slots in use", figures.slots_text(one), figures.slots_more(one), spark(slots, one.get("cap", 1)))

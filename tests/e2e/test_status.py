@@ -101,6 +101,7 @@ async def test_the_document_of_a_saturated_gateway(rig: Rig, process: bool) -> N
     assert (3, 3) == (one["waiting"], one["queue_limit"])
     assert upstream.in_flight == one["slots_in_use"]
     assert 0 < one["oldest_wait_seconds"] < 30
+    assert (1, 0.0) == (one["refused_by_queue"], round(one["wait_max_seconds"], 1))
     assert "newcomer_wait_seconds" not in one, "nothing has ended from which to tell"
     (endpoint,) = one["endpoints"].values()
     assert {"up": True, "slots": 8, "slots_in_use": 2} == endpoint
@@ -345,6 +346,8 @@ async def test_a_gateway_with_watchers_stops_at_once(rig: Rig) -> None:
         daemon.signal(signal.SIGTERM)
         while not told["draining"]:
             told = merge(told, (await next_event(client))[1])
+        # For a moment all is served, on the connections that there are.
+        assert "closing" == told["upstreams"]["reasoning"]["newcomer"]
         exchange.answer()
         assert 200 == (await busy.response()).status
         while b"0\r\n\r\n" != (await client._some(65536, 5))[-5:]:
