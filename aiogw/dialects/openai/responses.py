@@ -244,8 +244,8 @@ def _media_type(head: ResponseHead) -> str:
 
 
 def _finishes(data: bytes, *, single: bool) -> bool:
-    """Whether a stream that ends behind ``data`` is complete; ``single``: it is one event, of which the end tells."""
-    if single and (reason := data.rfind(_FINISH_REASON)) >= 0:
+    """Whether a stream that ends behind ``data`` is complete; ``single``: it is one event, mostly of one choice."""
+    if single and (reason := data.rfind(_FINISH_REASON)) >= 0 and data.find(_FINISH_REASON) == reason:
         return data.startswith(_FINISHED, reason)
     return b"[DONE]" in data or any(finished in data for finished in _FINISHED)
 
