@@ -236,17 +236,15 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
     if coding is None and request.content.is_eof():
         return _body_at_once(request, limits)
     deadline = asyncio.get_running_loop().time() + limits.timeout_seconds
-    # One block for all that is announced.  Joining pieces would take the double: those of several uploads lie between
-    # each other, and what is freed of them is of no use to the next.
-    body = io.BytesIO()
+    # One block for all that is announced, which is only filled as it is written.  Joining pieces would take the double:
+    # those of several uploads lie between each other, and what is freed of them is of no use to the next.
+    body = io.BytesIO(bytes(declared))
     inflater = None if coding is None else Inflater(coding)
     size = received = 0
     try:
         async with asyncio.timeout_at(deadline) as timeout:
             # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
             while piece := await _piece(request):
-                if not received:
-                    _make_room(body, declared)
                 received += len(piece)
                 for step in (piece,) if inflater is None else inflater.feed(piece):
                     size += len(step)
@@ -279,14 +277,6 @@ async def _piece(request: web.Request) -> bytes:
         return await request.content.readany()
     piece, _ = await request.content.readchunk()
     return piece
-
-
-def _make_room(block: io.BytesIO, size: int) -> None:
-    """So that ``block`` need not grow to ``size`` bytes; made from bytes, it would first copy them."""
-    if size:
-        block.seek(size - 1)
-        block.write(b"\0")
-        block.seek(0)
 
 
 def _body_at_once(request: web.Request, limits: BodyLimits) -> bytes:
