@@ -237,6 +237,44 @@ def test_a_request_that_has_not_ended(line: str) -> None:
     assert "has not ended" not in explained(line, END)
 
 
+GONE = (
+    "2026-12-01T10:00:05.000Z info aiogw.access: request request_id=a method=POST path=/ wait_seconds={} "
+    "duration_seconds=2.0000 status=200 outcome=client_gone phase=queue ended_by=client"
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        GONE.format("0.5000").partition(" outcome")[0],
+        GONE.format("0.5000").partition("_gone")[0],
+        GONE.format("abc"),
+        GONE.format("nan"),
+        GONE.format("1e308"),
+        GONE.format(r'"\x"'),
+        GONE.format("0.5").replace("method=POST", r'method="\q"'),
+        json.dumps(LINE | {"outcome": "client_gone"}).partition("client_gone")[0],
+        json.dumps(LINE | {"outcome": "client_gone", "duration_seconds": [1]}),
+        json.dumps(LINE | {"outcome": ["client_gone"]}),
+        json.dumps(LINE | {"outcome": "client_gone", "time": "yesterday"}),
+        json.dumps(LINE | {"outcome": "queue_full", "slots_in_use": 1}),
+    ],
+)
+def test_a_line_that_is_not_whole(line: str) -> None:
+    """How the request ended is not made up where its line is cut off or damaged, and what there is of it is told."""
+    told = explained(line).splitlines()
+    assert told[0] == "a has ended, but the line that says how is cut off or damaged, and is not explained"
+    assert ["The log says:", f"  {line}"] == told[1:]
+    assert "(client_gone)" in explained(GONE.format("0.5000"))
+
+
+@pytest.mark.parametrize("line", [GONE.format("0.5000"), json.dumps(LINE | {"outcome": "client_gone", "status": 200})])
+def test_a_line_may_be_cut_off_anywhere(line: str) -> None:
+    """It is never taken for a success."""
+    for length in range(len(line)):
+        assert "completed" not in explained(line[:length])
+
+
 def test_what_is_not_http_has_ended() -> None:
     """Its only line is no request's, and there will be no other."""
     line = json.dumps({"logger": "aiogw.server", "message": "refused", "request_id": "a", "kind": "BadStatusLine"})

@@ -75,8 +75,16 @@ class Line:
 
     @property
     def is_end(self) -> bool:
-        """Whether it is the one that each request has."""
-        return self.told.get("logger") == _ACCESS
+        """Whether it is the one that each request has, be it whole or not."""
+        # Of a document that is cut off nothing can be read.
+        return self.told.get("logger") == _ACCESS or (not self.told and _ACCESS in self.text)
+
+    def story(self) -> list[str]:
+        """What it tells; empty if it was cut off before it says how it ended, or has what no gateway writes."""
+        try:
+            return list(story(self.told)) if self.told.get("outcome") in _ENDS else []
+        except (KeyError, OverflowError, TypeError, ValueError):
+            return []
 
 
 class Reading:
@@ -127,9 +135,12 @@ def _told(text: str) -> Mapping[str, Any]:
     found = _TEXT.search(text)
     if found is None:
         return {}
-    members = {
-        name: json.loads(value) if value[0] == '"' else value for name, value in _MEMBER.findall(text, found.end())
-    }
+    try:
+        members = {
+            name: json.loads(value) if value[0] == '"' else value for name, value in _MEMBER.findall(text, found.end())
+        }
+    except ValueError:
+        return {}
     return {"time": found[1], "logger": found[2], **members}
 
 
@@ -138,7 +149,7 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
     ended_at = datetime.fromisoformat(told["time"])
     duration = _seconds(told, "duration_seconds") or 0.0
     arrived_at = ended_at - timedelta(seconds=duration)
-    outcome = str(told.get("outcome", "completed"))
+    outcome = told["outcome"]
     model = f", model {told['model']}" if "model" in told else ""
     key = f", key {told['key']}" if "key" in told else ""
     yield f"{told['request_id']}: {told.get('method', '-')} {told.get('path', '-')}{model}{key}"
@@ -162,7 +173,7 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {rest:12.3f} s  in want of a connection"
     elif rest >= 0.0005 and told.get("phase") == "first_byte":
         yield f"  {rest:12.3f} s  at the upstream, which had not begun to answer"
-    why = _ENDS.get(outcome, outcome.replace("_", " "))
+    why = _ENDS[outcome]
     where = _WHERE.get(str(told.get("phase")), "") if outcome in _ON_THE_WAY else ""
     detail = f": {told['detail']}" if "detail" in told else ""
     status = f"; the client was told {told['status']}" if "status" in told else "; the client was told no status"
@@ -241,17 +252,20 @@ def _moment(when: datetime, what: str) -> str:
 def tell(reading: Reading, request_id: str) -> Iterator[str]:
     """All that the log has of a request; nothing, if it has nothing.  An id that came twice has two stories."""
     others = []
-    has_line = has_ended = False
+    has_story = has_ended = is_damaged = False
     for line in lines_about(reading, request_id):
-        has_line = has_line or line.is_end
-        # What is not HTTP has no other line than the one that says so.
-        has_ended = has_line or has_ended or "kind" in line.told
-        if line.is_end:
-            yield from story(line.told)
-        else:
+        told = line.story() if line.is_end else []
+        yield from told
+        if not told:
             others.append(line.text)
-    if others and not has_ended:
+        has_story = has_story or bool(told)
+        is_damaged = is_damaged or (line.is_end and not told)
+        # What is not HTTP has no other line than the one that says so.
+        has_ended = has_ended or line.is_end or "kind" in line.told
+    if is_damaged:
+        yield f"{request_id} has ended, but the line that says how is cut off or damaged, and is not explained"
+    elif others and not has_ended:
         yield f"{request_id} has not ended in {reading}; {ASK}"
     if others:
-        yield "The log also says:" if has_line else "The log says:"
+        yield "The log also says:" if has_story else "The log says:"
         yield from (f"  {text}" for text in others)
