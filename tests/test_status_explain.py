@@ -276,9 +276,14 @@ def test_a_line_may_be_cut_off_anywhere(line: str) -> None:
 
 
 def test_what_is_not_http_has_ended() -> None:
-    """Its only line is no request's, and there will be no other."""
-    line = json.dumps({"logger": "aiogw.server", "message": "refused", "request_id": "a", "kind": "BadStatusLine"})
-    assert ["The log says:", f"  {line}"] == explained(line).splitlines()
+    """Its only line is no request's, and there will be no other; why is said in words."""
+    members = {"time": LINE["time"], "logger": "aiogw.server", "request_id": "a", "status": 400, "kind": "LineTooLong"}
+    told = explained(json.dumps(members | {"detail": "a line in it is too long", "untold": 3}))
+    assert told.splitlines() == [
+        "a: not a request",
+        "  10:00:05.000   refused: a line in it is too long (malformed_request, LineTooLong); the client was told 400",
+        "                 3 more since the one before have no line of their own",
+    ]
 
 
 @pytest.mark.parametrize(

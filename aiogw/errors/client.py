@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from aiogw.errors.base import GatewayError, quoted
+from aiogw.errors.base import GatewayError, quoted, without_quotes
 
 
 @frozen(kw_only=True)
@@ -28,6 +28,10 @@ class MalformedRequest(ClientFault):
     def message(self) -> str:
         return f"This cannot be read as a request: {self.reason}"
 
+    @property
+    def detail(self) -> str | None:
+        return without_quotes(self.reason)
+
 
 @frozen(kw_only=True)
 class MalformedBody(ClientFault):
@@ -41,10 +45,17 @@ class MalformedBody(ClientFault):
     def message(self) -> str:
         return f"The request body could not be read: {self.reason}"
 
+    @property
+    def detail(self) -> str | None:
+        return without_quotes(self.reason)
+
 
 @frozen(kw_only=True)
 class InvalidField(ClientFault):
-    """``path`` is dotted and zero-based, as in ``messages.3.content.1.type``."""
+    """``path`` is dotted and zero-based, as in ``messages.3.content.1.type``: no name in it is a client's own.
+
+    What ``reason`` repeats of a client's words it has in quotation marks (``quoted``).
+    """
 
     path: str
     reason: str
@@ -56,6 +67,10 @@ class InvalidField(ClientFault):
     @property
     def message(self) -> str:
         return f"{self.path}: {self.reason}"
+
+    @property
+    def detail(self) -> str | None:
+        return f"{self.path}: {without_quotes(self.reason)}"
 
     @property
     def param(self) -> str | None:

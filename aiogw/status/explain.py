@@ -51,7 +51,7 @@ _ENDS: Mapping[str, str] = {
     "invalid_api_key": "it came with no key that is known",
     "body_timeout": "its body came too slowly, see body_timeout_seconds",
     "unsupported_encoding": "its body has a content coding that cannot be read",
-    "malformed_request": "it was not HTTP",
+    "malformed_request": "it was not HTTP, or in doubt where it ends",
     "internal_error": "a fault of its own; the log has more",
 }
 # Where it was by then, if somebody made an end of it on the way.
@@ -76,12 +76,15 @@ class Line:
     @property
     def is_end(self) -> bool:
         """Whether it is the one that each request has, be it whole or not."""
-        # Of a document that is cut off nothing can be read.
-        return self.told.get("logger") == _ACCESS or (not self.told and _ACCESS in self.text)
+        # What is not HTTP has no other line than the one with its kind; of a document that is cut off nothing is read.
+        cut_off = not self.told and _ACCESS in self.text
+        return self.told.get("logger") == _ACCESS or "kind" in self.told or cut_off
 
     def story(self) -> list[str]:
         """What it tells; empty if it was cut off before it says how it ended, or has what no gateway writes."""
         try:
+            if "kind" in self.told:
+                return list(_no_request(self.told))
             return list(story(self.told)) if self.told.get("outcome") in _ENDS else []
         except (KeyError, OverflowError, TypeError, ValueError):
             return []
@@ -190,6 +193,16 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'':17}{told.get('prompt_tokens', '-')} tokens of prompt, {told['completion_tokens']} of answer"
 
 
+def _no_request(told: Mapping[str, Any]) -> Iterator[str]:
+    """What there is to tell of what was refused before there was a request."""
+    yield f"{told['request_id']}: not a request"
+    why = told.get("detail", _ENDS["malformed_request"])
+    told_it = f"; the client was told {told['status']}" if "status" in told else ""
+    yield _moment(datetime.fromisoformat(told["time"]), f"refused: {why} (malformed_request, {told['kind']}){told_it}")
+    if "untold" in told:
+        yield f"{'':17}{told['untold']} more since the one before have no line of their own"
+
+
 def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
     """What is known of the way, in order: name, seconds, and what comes at its end."""
     names = ("wait", "read", "first_byte", "answer")
@@ -260,8 +273,7 @@ def tell(reading: Reading, request_id: str) -> Iterator[str]:
             others.append(line.text)
         has_story = has_story or bool(told)
         is_damaged = is_damaged or (line.is_end and not told)
-        # What is not HTTP has no other line than the one that says so.
-        has_ended = has_ended or line.is_end or "kind" in line.told
+        has_ended = has_ended or line.is_end
     if is_damaged:
         yield f"{request_id} has ended, but the line that says how is cut off or damaged, and is not explained"
     elif others and not has_ended:
