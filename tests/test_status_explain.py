@@ -134,6 +134,13 @@ def test_a_refusal_is_told_with_its_figures(
     assert "came to the gate of u" in lines[end - 1]
 
 
+def test_an_upstream_that_does_not_count() -> None:
+    """Its path is right, so that is not what is said of it."""
+    told = story(outcome="not_found", ended_by="gateway", detail="its upstream does not count tokens", status=404)
+    assert told.endswith("by the gateway: its upstream does not count tokens (not_found); the client was told 404")
+    assert "there is nothing at its path (not_found)" in story(outcome="not_found")
+
+
 # -- only what the line shows ---------------------------------------------------------------------------------------
 
 

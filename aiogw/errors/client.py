@@ -110,9 +110,12 @@ class UnknownModel(ClientFault):
 
 @frozen(kw_only=True)
 class UnknownEndpoint(ClientFault):
+    """``reason``: why there is nothing, where the path as such is right."""
+
     method: str
     path: str
     hint: str
+    reason: str | None = None
 
     code = "not_found"
     title = "No such endpoint"
@@ -120,7 +123,12 @@ class UnknownEndpoint(ClientFault):
 
     @property
     def message(self) -> str:
-        return f"There is no {quoted(f'{self.method} {self.path}')} here. {self.hint}"
+        why = "" if self.reason is None else f", because {self.reason}"
+        return f"There is no {quoted(f'{self.method} {self.path}')} here{why}. {self.hint}"
+
+    @property
+    def detail(self) -> str | None:
+        return self.reason
 
 
 @frozen(kw_only=True)

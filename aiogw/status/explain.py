@@ -176,9 +176,11 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {rest:12.3f} s  in want of a connection"
     elif rest >= 0.0005 and told.get("phase") == "first_byte":
         yield f"  {rest:12.3f} s  at the upstream, which had not begun to answer"
-    why = _ENDS[outcome]
+    why, detail = _ENDS[outcome], f": {told['detail']}" if "detail" in told else ""
+    if outcome == "not_found" and "detail" in told:
+        # There is something at its path, and the reason is all there is to say.
+        why, detail = told["detail"], ""
     where = _WHERE.get(str(told.get("phase")), "") if outcome in _ON_THE_WAY else ""
-    detail = f": {told['detail']}" if "detail" in told else ""
     status = f"; the client was told {told['status']}" if "status" in told else "; the client was told no status"
     again = f", and to come back in {told['retry_after_seconds']} s" if "retry_after_seconds" in told else ""
     if str(told.get("status")) == "200" and "retry_after_seconds" in told:
