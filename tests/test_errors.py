@@ -18,6 +18,7 @@ from aiogw.errors import (
     MalformedBody,
     MalformedRequest,
     MethodNotAllowed,
+    QueueFull,
     QueueTimeout,
     Refusal,
     UnknownModel,
@@ -139,6 +140,17 @@ def test_the_log_has_the_reason_without_what_a_client_said(reason: str, told: st
     """The member that is wrong and why, and nothing that is in quotation marks."""
     assert f"messages.0.role: {told}" == InvalidField(path="messages.0.role", reason=reason).detail
     assert told == MalformedBody(reason=reason).detail == MalformedRequest(reason=reason).detail
+
+
+def test_a_full_queue_may_have_free_slots() -> None:
+    """They are fewer than the next one needs, and nobody is told that all were busy."""
+    full = {"upstream": "u", "retry_after_seconds": 7}
+    assert QueueFull(**full, occupancy=OCCUPANCY).message.startswith(
+        "All 6 slots of the upstream 'u' are busy and all 8 "
+    )
+    some = QueueFull(**full, occupancy=attrs.evolve(OCCUPANCY, slots_in_use=3)).message
+    expected = "The free slots of the upstream 'u' are too few for the request that is next (2 of 6) and all 8 places"
+    assert some.startswith(expected)
 
 
 def test_an_error_cannot_be_changed() -> None:

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from aiogw.errors import (
     BodyTimeout,
@@ -93,7 +94,7 @@ def test_a_refusal_after_a_sign_was_an_event() -> None:
 
 FULL = Occupancy(slots_in_use=5, slots_settling=1, cap=6, waiting=8, queue_limit=8)
 QUEUE: dict[str, Any] = {"upstream": "u", "occupancy": FULL, "estimated_seconds": 12.34567, "retry_after_seconds": 7}
-TAKEN = "u had 5 of 6 slots in use, 1 settling, and 8 of 8 places in its queue taken by others"
+TAKEN = "u had 5 of 6 slots in use, 1 settling, and 8 of 8 places in its queue taken by other requests"
 ESTIMATE = "who came then would have waited about 12.3 s"
 
 
@@ -102,7 +103,14 @@ ESTIMATE = "who came then would have waited about 12.3 s"
     ("error", "figures"),
     [
         (QueueFull(**QUEUE), [TAKEN, ESTIMATE]),
-        (QueuePlacesTaken(**QUEUE, queue_places=4), [TAKEN, ESTIMATE, "queue_places of its key is 4"]),
+        (
+            QueueFull(**{**QUEUE, "occupancy": evolve(FULL, slots_in_use=3)}),
+            [TAKEN.replace("5 of", "3 of"), "the free slots were too few for the request that was next", ESTIMATE],
+        ),
+        (
+            QueuePlacesTaken(**QUEUE, queue_places=4),
+            [TAKEN, ESTIMATE, "queue_places of its key is 4, and its own requests had them all"],
+        ),
         (QueueTimeout(**QUEUE, waited_seconds=30.0), [TAKEN, ESTIMATE]),
         (QueueTooSlow(**QUEUE, queue_timeout_seconds=10), [TAKEN, f"{ESTIMATE}; queue_timeout_seconds is 10"]),
         (TooManySequences(upstream="u", sequences=9, cap=6), ["it asked for 9, and the cap was 6"]),
@@ -131,7 +139,8 @@ def test_a_refusal_is_told_with_its_figures(
     lines = explained(formatter.format(line)).splitlines()
     end = next(number for number, text in enumerate(lines) if "ended by the gateway" in text)
     assert figures == [text.strip() for text in lines[end + 1 :]]
-    assert "came to the gate of u" in lines[end - 1]
+    claim = f" for {one.sequences} slots" if one.sequences > 1 else ""
+    assert lines[end - 1].endswith(f"came to the gate of u{claim}")
 
 
 def test_an_upstream_that_does_not_count() -> None:

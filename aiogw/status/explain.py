@@ -30,10 +30,10 @@ _ENDS: Mapping[str, str] = {
     "completed": "its answer was complete, and the client took it all",
     "client_gone": "it closed its connection",
     "client_stalled": "the client took nothing of its answer for client_stall_timeout_seconds",
-    "queue_full": "all slots were taken and all places in the queue as well",
+    "queue_full": "all places in the queue were taken",
     "queue_places_taken": "as many requests of its key waited already as the key's queue_places",
     "memory_full": "all request bodies together had taken body_memory_bytes",
-    "queue_timeout": "no slot had come free within queue_timeout_seconds",
+    "queue_timeout": "its turn had not come within queue_timeout_seconds",
     "queue_too_slow": "by the estimate it would have waited beyond queue_timeout_seconds",
     "draining": "it was shutting down",
     "upstream_unavailable": "no connection to the upstream could be made",
@@ -161,7 +161,7 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
         f"arrived ({arrived_at:%Y-%m-%d}, UTC); its body has {figures.size(int(told.get('request_bytes', 0)))}",
     )
     if "upstream" in told and "read_seconds" not in told:
-        yield _moment(ended_at, f"came to the gate of {told['upstream']}")
+        yield _moment(ended_at, f"came to the gate of {told['upstream']}{_claim(told)}")
     since, left = arrived_at, duration
     for name, seconds, then in _phases(told):
         yield f"  {seconds:12.3f} s  {name}"
@@ -213,8 +213,9 @@ def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
         yield "until all of it was there and valid", read, f"went on to {told.get('upstream', '-')}, without a slot"
     elif read is not None:
         position = told.get("position")
+        came = f"came to the gate of {told.get('upstream', '-')}"
         ahead = f" with {int(position) - 1} ahead of it" if position is not None else ""
-        yield "until all of it was there and valid", read, f"came to the gate of {told.get('upstream', '-')}{ahead}"
+        yield "until all of it was there and valid", read, f"{came}{_claim(told)}{ahead}"
     at = f", to {told['endpoint']}" if "endpoint" in told else ""
     again = f", {told['put_back']} times anew because its endpoint was gone" if "put_back" in told else ""
     if wait is not None:
@@ -226,13 +227,20 @@ def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
         yield "until its last", answer, ""
 
 
+def _claim(told: Mapping[str, Any]) -> str:
+    return f" for {told['sequences']} slots" if "sequences" in told else ""
+
+
 def _figures(told: Mapping[str, Any]) -> Iterator[str]:
     """What a refusal rests on, as far as it rests on numbers."""
     if "slots_in_use" in told:
         settling = "" if int(told["slots_settling"]) == 0 else f", {told['slots_settling']} settling"
+        taken = int(told["slots_in_use"]) + int(told["slots_settling"])
         slots = f"{told['slots_in_use']} of {told['cap']} slots in use{settling}"
-        waiting = f"{told['waiting']} of {told['queue_limit']} places in its queue taken by others"
+        waiting = f"{told['waiting']} of {told['queue_limit']} places in its queue taken by other requests"
         yield f"{told.get('upstream', '-')} had {slots}, and {waiting}"
+        if told["outcome"] == "queue_full" and taken < int(told["cap"]):
+            yield "the free slots were too few for the request that was next"
     elif "cap" in told:
         yield f"it asked for {told.get('sequences', 1)}, and the cap was {told['cap']}"
     if "estimated_seconds" in told:
@@ -243,7 +251,7 @@ def _figures(told: Mapping[str, Any]) -> Iterator[str]:
         )
         yield f"who came then would have waited about {float(told['estimated_seconds']):.1f} s{may}"
     if "queue_places" in told:
-        yield f"queue_places of its key is {told['queue_places']}"
+        yield f"queue_places of its key is {told['queue_places']}, and its own requests had them all"
     if "held_bytes" in told:
         held, wanted, limit = (
             figures.size(int(told[name])) for name in ("held_bytes", "wanted_bytes", "body_memory_bytes")
