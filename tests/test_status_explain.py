@@ -68,6 +68,32 @@ def test_a_request_that_broke_off() -> None:
     assert "ended by the upstream: " in told
 
 
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("stream", "told"), [(True, "was told so by an event"), (False, "had its connection broken off")]
+)
+def test_an_answer_that_broke_off(stream: bool, told: str, formatter: logging.Formatter) -> None:
+    """Its client had a 200, which is not the last that it heard."""
+    line = logging.LogRecord(access_log.name, logging.INFO, "", 1, "request", (), None)
+    line.fields = {"request_id": "a", "stream": stream, "status": 200, "outcome": "upstream_broken"}
+    assert explained(formatter.format(line)).endswith(f"; the client, which had a 200 already, {told}")
+    line.fields["outcome"] = "client_gone"
+    assert explained(formatter.format(line)).endswith("; the client was told 200")
+
+
+def test_a_request_that_was_put_back_once() -> None:
+    """In words."""
+    told = story(wait_seconds=1.0, put_back=1, outcome="completed")
+    assert "waited, once anew because its endpoint was gone" in told
+
+
+def test_an_upstream_without_a_gate() -> None:
+    """There is no queue in which anybody could be ahead."""
+    told = story(upstream="u", duration_seconds=1.0, read_seconds=0.5, wait_seconds=0.0, outcome="completed")
+    assert "went on to u, which has no gate" in told
+    assert "ahead" not in told
+
+
 def test_a_request_that_never_began_to_be_answered() -> None:
     """The time at the upstream is told as what it was."""
     told = story(
@@ -85,7 +111,9 @@ def test_a_request_that_was_refused_says_when_to_come_back() -> None:
 
 def test_a_refusal_after_a_sign_was_an_event() -> None:
     """Its status was a 200 by then, which has no time to come back in."""
-    told = story(outcome="queue_timeout", phase="queue", ended_by="gateway", status=200, retry_after_seconds=7)
+    told = story(
+        outcome="queue_timeout", phase="queue", ended_by="gateway", status=200, stream=True, retry_after_seconds=7
+    )
     assert "the client, which had a 200 already, was told so by an event" in told
     assert "come back" not in told
 
@@ -182,7 +210,7 @@ def test_a_request_that_takes_no_slot() -> None:
         5.0,
     )
     told = story(**record.fields()).splitlines()
-    assert ["arrived (2026-12-01, UTC); its body has 0 B", "1.000 s  until all of it was there and valid"] == [
+    assert ["arrived (2026-12-01, UTC)", "1.000 s  until all of it was there and valid"] == [
         line.strip() if line.lstrip()[1] == "." else line[17:] for line in told[1:3]
     ]
     assert told[3].endswith("went on to u, without a slot")

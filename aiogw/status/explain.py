@@ -156,10 +156,10 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
     model = f", model {told['model']}" if "model" in told else ""
     key = f", key {told['key']}" if "key" in told else ""
     yield f"{told['request_id']}: {told.get('method', '-')} {told.get('path', '-')}{model}{key}"
-    yield _moment(
-        arrived_at,
-        f"arrived ({arrived_at:%Y-%m-%d}, UTC); its body has {figures.size(int(told.get('request_bytes', 0)))}",
-    )
+    # None is told of a body that nobody has read, or not to its end.
+    length = int(told.get("request_bytes", 0))
+    body = f"; its body has {figures.size(length)}" if length else ""
+    yield _moment(arrived_at, f"arrived ({arrived_at:%Y-%m-%d}, UTC){body}")
     if "upstream" in told and "read_seconds" not in told:
         yield _moment(ended_at, f"came to the gate of {told['upstream']}{_claim(told)}")
     since, left = arrived_at, duration
@@ -183,9 +183,10 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
     where = _WHERE.get(str(told.get("phase")), "") if outcome in _ON_THE_WAY else ""
     status = f"; the client was told {told['status']}" if "status" in told else "; the client was told no status"
     again = f", and to come back in {told['retry_after_seconds']} s" if "retry_after_seconds" in told else ""
-    if str(told.get("status")) == "200" and "retry_after_seconds" in told:
-        # It had had a sign of life while it waited, and with it a status and all the fields there are.
-        status, again = "; the client, which had a 200 already, was told so by an event", ""
+    if str(told.get("status")) == "200" and outcome not in ("completed", "client_gone", "client_stalled"):
+        # It had had the beginning of its answer or a sign of life, and with it a status and all the fields there are.
+        how = "was told so by an event" if told.get("stream") in (True, "true") else "had its connection broken off"
+        status, again = f"; the client, which had a 200 already, {how}", ""
     yield _moment(
         ended_at, f"ended by the {told.get('ended_by', '-')}: {why}{where} ({outcome}{detail}){status}{again}"
     )
@@ -211,13 +212,15 @@ def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
     wait, read, first, answer = (_seconds(told, f"{name}_seconds") for name in names)
     if read is not None and wait is None:
         yield "until all of it was there and valid", read, f"went on to {told.get('upstream', '-')}, without a slot"
+    elif read is not None and "position" not in told:
+        yield "until all of it was there and valid", read, f"went on to {told.get('upstream', '-')}, which has no gate"
     elif read is not None:
-        position = told.get("position")
         came = f"came to the gate of {told.get('upstream', '-')}"
-        ahead = f" with {int(position) - 1} ahead of it" if position is not None else ""
+        ahead = f" with {int(told['position']) - 1} ahead of it"
         yield "until all of it was there and valid", read, f"{came}{_claim(told)}{ahead}"
     at = f", to {told['endpoint']}" if "endpoint" in told else ""
-    again = f", {told['put_back']} times anew because its endpoint was gone" if "put_back" in told else ""
+    times = int(told.get("put_back", 0))
+    again = f", {'once' if times == 1 else f'{times} times'} anew because its endpoint was gone" if times else ""
     if wait is not None:
         yield f"waited{again}", wait, "" if told.get("phase") == "queue" else f"was let through{at}"
     if first is not None:
