@@ -10,7 +10,6 @@ import io
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -19,7 +18,7 @@ from attrs import frozen
 
 from aiogw.auth import ANYBODY, Authenticator, Holder
 from aiogw.bodies import BodyBudget, HeldBody
-from aiogw.canonical import Document
+from aiogw.canonical import Document, Engine
 from aiogw.clientstream import SentResponse
 from aiogw.contentcoding import Inflater, content_coding
 from aiogw.dialects import detect
@@ -195,12 +194,16 @@ async def _read_call(
     record = request[RECORD]
     record.request_bytes = len(body)
     content_type = request.headers.get("content-type", "")
-    find_engine = partial(routes.find_engine, allowed=request[HOLDER].models)
+
+    def find_engine(model: str) -> Engine:
+        engine = routes.find_engine(model, allowed=request[HOLDER].models)
+        record.model = model  # known from here on, also of what is refused for the rest of it
+        return engine
+
     call = dialect.decode(endpoint, content_type, body, find_engine)
     if isinstance(call, Document):
         return call
     request[HELD_BODY].resize(len(call.request.body))
-    record.model = call.request.model
     record.stream = call.request.stream
     record.sequences = call.request.sequences
     return call
