@@ -309,6 +309,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         (("upstreams", "reasoning", "admission"), "unlimited"),
         (("server", "log_level"), "debug"),
         (("server", "log_format"), "json"),
+        (("server", "log_format"), "auto"),
     ],
 )
 def test_the_ends_of_a_range_are_in_it(key: Key, value: Any) -> None:

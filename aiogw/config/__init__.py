@@ -109,7 +109,7 @@ class ServerConfig:
     sign_interval_seconds: Seconds
     models_refresh_seconds: SecondsOrNever
     log_level: Literal["debug", "info", "warning", "error"]
-    log_format: Literal["text", "json"]
+    log_format: Literal["auto", "text", "json"]
     tls: TlsConfig | None = None
 
 
