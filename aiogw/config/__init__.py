@@ -11,7 +11,7 @@ import os
 import sys
 import tomllib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NewType, get_args, get_type_hints
@@ -68,6 +68,9 @@ __all__ = [
 
 Unlimited = Literal["unlimited"]
 All = Literal["all"]
+
+Further = Callable[[Mapping[str, Any], Container[Key]], Iterable[Finding]]
+"""Finds what else is wrong in tables with faults; of what is at the given keys that has been told."""
 
 STANDARD_INPUT = Path("-")
 
@@ -228,11 +231,11 @@ def tables(type_: Any = Config, header: str = "") -> Iterator[tuple[str, type[An
             yield from tables(inner, f"{header}.NAME" if getattr(type_, "__origin__", None) is Mapping else header)
 
 
-def load(path: Path) -> Config:
+def load(path: Path, *, also: Further | None = None) -> Config:
     """Read and validate a file, or STANDARD_INPUT; raises ConfigError, also for what cannot be read."""
     text = _read(path)
     try:
-        return loads(text)
+        return loads(text, also=also)
     except ConfigError as error:
         raise ConfigError(placed(error.findings, text, _name(path))) from None
 
@@ -273,8 +276,8 @@ def _standard_input() -> bytes:
     return sys.stdin.buffer.read()
 
 
-def loads(text: str) -> Config:
-    """Validate ``text``; raises ConfigError with every fault found."""
+def loads(text: str, *, also: Further | None = None) -> Config:
+    """Validate ``text``; raises ConfigError with every fault found, and then with those that ``also`` finds."""
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -290,6 +293,8 @@ def loads(text: str) -> Config:
         raw = as_meant(raw, found)
     findings = [*misspelt, *findings, *cross_faults(raw)]
     if findings or config is None:
+        if also is not None:
+            findings += also(raw, {one.key for one in findings})
         raise ConfigError([as_written(one, misspelt) for one in findings])
     return config
 
