@@ -55,10 +55,10 @@ def load(config: Config) -> Credentials:
     findings: list[Finding] = []
     secrets = _holders_secrets({name: (key.file, key.credential) for name, key in config.auth.keys.items()}, findings)
     keys: dict[Holder, bytes] = {}
-    for name, key in config.auth.keys.items():
-        if name in secrets:
+    for holder, key in config.auth.keys.items():
+        if holder in secrets:
             models = None if key.models == "all" else frozenset(key.models)
-            keys[Holder(name=name, models=models, queue_places=key.queue_places)] = secrets[name]
+            keys[Holder(name=holder, models=models, queue_places=key.queue_places)] = secrets[holder]
     tls = config.server.tls
     server_context = None if tls is None else _server_context(tls.certificate, tls.key, findings)
     upstream_credentials: dict[str, str] = {}
