@@ -39,6 +39,7 @@ from aiogw.config.values import (
     SecondsOrNever,
     Text,
     UpstreamAddress,
+    nearest,
     shown,
     value_converter,
 )
@@ -350,7 +351,9 @@ def _admission(value: Any, _type: Any) -> AdmissionConfig | Unlimited:
     if value == "unlimited":
         return "unlimited"
     if not isinstance(value, dict):
-        raise Fault(f'expected a table with the limits, or "unlimited", found {shown(value)}')
+        raise Fault(
+            f'expected a table with the limits, or "unlimited", found {shown(value)}{_perhaps(value, "unlimited")}'
+        )
     return _converter.structure(value, AdmissionConfig)
 
 
@@ -364,8 +367,12 @@ def _allowed_models(value: Any, _type: Any) -> Names | All:
     if value == "all":
         return "all"
     if not isinstance(value, list):
-        raise Fault(f'expected an array of names of models, or "all", found {shown(value)}')
+        raise Fault(f'expected an array of names of models, or "all", found {shown(value)}{_perhaps(value, "all")}')
     return _converter.structure(value, Names)
+
+
+def _perhaps(value: Any, word: str) -> str:
+    return nearest(value, [word]) if isinstance(value, str) else ""
 
 
 # Keys that are at home in one table only, for whoever puts them into another.
