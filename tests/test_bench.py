@@ -6,9 +6,12 @@ What is measured is as small as it can be, and nobody looks at the figures: this
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -86,6 +89,63 @@ async def test_every_scenario_measures(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert all(len(line) > 1 for curve in curves for line in curve.lines.values())
     for path in draw(curves, tmp_path / "plots"):
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@asynccontextmanager
+async def passing_on(upstream_port: int, *, one_in: int) -> AsyncIterator[int]:
+    """The port of a proxy that passes on one in so many of the chunks of an answer, the first of them always."""
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", upstream_port)
+        try:
+            upstream_writer.write(await reader.read(100_000))
+            writer.write(await upstream_reader.readuntil(b"\r\n\r\n"))
+            for number in count():
+                size = await upstream_reader.readline()
+                chunk = await upstream_reader.readexactly(int(size, 16) + 2)
+                if number % one_in == 0:
+                    writer.write(size + chunk)
+        finally:
+            upstream_writer.close()
+            writer.close()
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+@pytest.mark.usefixtures("scripts")
+@pytest.mark.parametrize("one_in", [1, 10])
+async def test_events_that_no_client_receives_are_not_measured(tmp_path: Path, one_in: int) -> None:
+    """What drops nine events of ten is said to, and gets no figure; what passes on all of them does."""
+    from benchmark import rig
+    from benchmark.gateways import stub_upstream
+    from benchmark.load import Streams, connect
+    from benchmark.processes import Program
+
+    with stub_upstream(tmp_path) as stub:
+        control = await connect(stub.port)
+        upstream = rig.StubControl(stub, control)
+        bench = rig.Bench(
+            seconds=0.2,
+            surfaces=("openai",),
+            launchers=(),
+            directory=tmp_path,
+            stub=upstream,
+            progress=lambda _detail: None,
+        )
+        async with passing_on(stub.port, one_in=one_in) as port:
+            await upstream.prepare(interval_ms=5)
+            program = Program(name="sieve", port=port, pid=os.getpid(), speaks=("openai",))
+            async with Streams(port, count=2, surface="openai") as streams:
+                if one_in == 1:
+                    assert (await bench.window(program, 0.2, streams)).events > 0
+                else:
+                    with pytest.raises(ConnectionError, match=r"clients of sieve had received \d+ of \d+ events"):
+                        await bench.window(program, 0.2, streams)
+        control.abort()
 
 
 @pytest.mark.usefixtures("scripts")

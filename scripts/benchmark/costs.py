@@ -43,9 +43,8 @@ async def stream(bench: Bench) -> list[Figure]:
                 async with Streams(program.port, count=32, surface=surface) as streams:
                     await asyncio.sleep(RAMP_SECONDS)
                     streams.late_us.clear()
-                    windows[key] += await bench.window(program, bench.leg_seconds)
+                    windows[key] += await bench.window(program, bench.leg_seconds, streams)
                     late_us[key] += streams.late_us
-                    streams.check()
 
     figures = []
     for surface in bench.surfaces:
