@@ -32,12 +32,16 @@ class ProgramFailed(Exception):
 
 @frozen(kw_only=True)
 class Program:
-    """A running program and where it accepts requests.  ``speaks``: the surfaces it can be asked in."""
+    """A running program and where it accepts requests.
+
+    ``speaks``: the surfaces it can be asked in.  ``admin_port``: where it has /metrics, if it is a gateway.
+    """
 
     name: str
     port: int
     pid: int
     speaks: tuple[str, ...]
+    admin_port: int | None = None
 
     def cpu_seconds(self) -> float:
         """User and system time of the process and its descendants: what holds on a busy machine."""
