@@ -50,8 +50,10 @@ class Gateway:
         key_file.write_text(KEY)
         try:
             path.write_text(tomli_w.dumps(self._config(setting, port, admin_port, key_file)))
-        except (KeyError, TypeError, OSError) as error:
-            raise ProgramFailed(f"{self.name} has no etc/gateway.toml that can be used here: {error!r}") from None
+        except KeyError as error:
+            raise ProgramFailed(f"the etc/gateway.toml of {self.name} has no {error}, which is needed here") from None
+        except (TypeError, OSError, tomllib.TOMLDecodeError) as error:
+            raise ProgramFailed(f"{self.name} has no etc/gateway.toml that can be used here: {error}") from None
         command = [sys.executable, "-m", "aiogw", "--config", str(path)]
         with process(command, log, root=self.root) as started:
             await ready(started, self.name, log, admin_port, path="/readyz")

@@ -248,7 +248,7 @@ class Paced(Clients):
 
 
 class Streams(Clients):
-    """``count`` event streams; ``late_us``: how old each event was when it came, ``written_ns``: when it was written."""
+    """``count`` event streams; ``late_us``: how old each event was as it came; ``written_ns``: when it was written."""
 
     def __init__(self, port: int, *, count: int, surface: str) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Self, TypeVar
 
 from attrs import field, frozen
@@ -117,6 +118,7 @@ class Bench:
     """One run: what was asked for, and what it is measured with.
 
     ``launchers`` are of the programs that all is asked of, the gateway first; ``peers`` take part in a few scenarios.
+    ``notes``: what whoever reads the figures has to be told beside them.
     """
 
     seconds: float
@@ -126,6 +128,7 @@ class Bench:
     directory: Path
     stub: StubControl
     progress: Callable[[str], None]
+    notes: list[str] = field(factory=list)
 
     @property
     def leg_seconds(self) -> float:
@@ -178,8 +181,15 @@ class Bench:
         for _ in range(WARM_UP_REQUESTS):
             answer = await connection.send(request(surface))
             if answer.status != 200:
-                raise ConnectionError(f"{program.name} answered {answer.status} on {surface}: {answer.body[:200]!r}")
+                said = shorten(answer.body.decode(errors="replace"), 200, placeholder=" ...")
+                raise ConnectionError(f"{program.name} answered {answer.status} on {MOUNTS[surface]}: {said}")
         connection.abort()
+
+    async def try_out(self, launch: Launcher) -> None:
+        """Start it and ask it once in all that it speaks; raises ProgramFailed or OSError."""
+        async with launch(self.setting(cap=CAP, queue_limit=AMPLE_QUEUE)) as program:
+            for surface in program.speaks:
+                await self._warm_up(program, surface)
 
     async def window(self, program: Program, seconds: float, streams: Streams | None = None) -> Window:
         """Let the load that is on run for ``seconds``, and say what came of it; raises if ``streams`` lack events."""
