@@ -58,8 +58,8 @@ class Goal:
         if self.of is None:
             return compare(figure.aiogw, self.bound)
         reference = self.of.value(figure)
-        # Not divided: what is compared may be near zero, or below it where a difference is lost in noise.
-        return None if reference is None else compare(figure.aiogw, float(self.bound) * reference)
+        # Zero is what was too small to be measured: nothing can be held against it.
+        return compare(figure.aiogw, float(self.bound) * reference) if reference else None
 
 
 _COMPARE: dict[str, Callable[..., bool]] = {"<=": operator.le, ">=": operator.ge, "=": operator.eq}
@@ -129,7 +129,7 @@ def table(figures: Sequence[Figure], revision: str | None = None) -> str:
     # In the order in which they first come, each once; what was asked for has a column also if nothing is in it.
     asked = () if revision is None else (revision,)
     programs = list(dict.fromkeys((*asked, *(name for figure in figures for name in figure.others))))
-    compared = [name for name in (revision, "HAProxy") if name in programs]
+    compared = [name for name in (revision, "HAProxy") if name is not None and name in programs]
     headings = ("figure", "unit", "clock", "aiogw", *programs, *(f":{name}" for name in compared), "goal", "met")
     rows = [headings, *(_row(figure, programs, compared) for figure in figures)]
     # Of what was measured: a reason may be long.
@@ -150,7 +150,7 @@ def legend(figures: Sequence[Figure], revision: str | None = None) -> list[str]:
     """What a reader of the table has to be told: of what stands in it, a line for each."""
     goals = [goal for figure in figures for goal in figure.goals]
     others = {name for figure in figures for name in figure.others}
-    compared = [name for name in (revision, "HAProxy") if name in others]
+    compared = [name for name in (revision, "HAProxy") if name is not None and name in others]
     lines = [f":{name} is the value of aiogw divided by that of {name}" for name in compared]
     if goals:
         lines.append("(#N): the goal was set in issue N of this repository")
