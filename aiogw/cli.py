@@ -57,16 +57,17 @@ def _command(parser: argparse.ArgumentParser, options: argparse.Namespace, diale
     if options.config is None:
         parser.error(f"the following arguments are required: {'--admin or ' if watches else ''}--config")
     try:
-        loaded = config.load(options.config)
         if watches:
-            return _watch(options, str(loaded.server.admin_listen))
+            return _watch(options, str(config.load(options.config).server.admin_listen))
+        if options.command == "show":
+            # Who prints a client's lines need not be able to read the keys.
+            return _show(config.load(options.config), options.client)
+        read = partial(config.load, options.config, also=credentials.faults)
+        loaded = read()
         if options.command == "check":
             credentials.load(loaded)
             return OK
-        if options.command == "show":
-            # Who prints a client's lines need not be able to read the keys.
-            return _show(loaded, options.client)
-        return _run(loaded, partial(config.load, options.config), dialects)
+        return _run(loaded, read, dialects)
     except config.ConfigError as error:
         for fault in config.place(error, options.config).faults:
             # As compilers do: the place comes first, so that editors find it.

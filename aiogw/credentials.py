@@ -11,14 +11,14 @@ import re
 import shlex
 import ssl
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from attrs import field, frozen
 
 from aiogw.auth import Holder, Keyring
-from aiogw.config import Config, ConfigError, Finding, Key, TlsConfig
+from aiogw.config import Config, ConfigError, Finding, Key
 from aiogw.config.faults import dotted
 
 # The room that systemd makes for what LoadCredential= names, and guards by itself.
@@ -27,6 +27,10 @@ DIRECTORY_VARIABLE = "CREDENTIALS_DIRECTORY"
 MAX_SECRET_BYTES = 8192
 # What can stand in a header field behind "Bearer ".
 _SECRET = re.compile(rb"[!-~]+")
+
+
+# A file, or else a credential of systemd's.
+_Source = tuple[str | None, str | None]
 
 
 class _Unusable(Exception):
@@ -49,26 +53,21 @@ class Credentials:
 def load(config: Config) -> Credentials:
     """Read all files that ``config`` names; raises ConfigError with every fault found."""
     findings: list[Finding] = []
+    secrets = _holders_secrets({name: (key.file, key.credential) for name, key in config.auth.keys.items()}, findings)
     keys: dict[Holder, bytes] = {}
-    owners: dict[bytes, str] = {}
     for holder, key in config.auth.keys.items():
-        path: Key = ("auth", "keys", holder)
-        with _told_in(findings, (*path, "credential" if key.file is None else "file")):
-            secret = _secret(key.file, key.credential)
-            if secret in owners:
-                raise _Unusable(f"the same key as {owners[secret]}")
-            owners[secret] = dotted(path)
+        if holder in secrets:
             models = None if key.models == "all" else frozenset(key.models)
-            keys[Holder(name=holder, models=models, queue_places=key.queue_places)] = secret
-    server_context = None if config.server.tls is None else _server_context(config.server.tls, findings)
+            keys[Holder(name=holder, models=models, queue_places=key.queue_places)] = secrets[holder]
+    tls = config.server.tls
+    server_context = None if tls is None else _server_context(tls.certificate, tls.key, findings)
     upstream_credentials: dict[str, str] = {}
     ssl_contexts: dict[str, ssl.SSLContext] = {}
     for name, upstream in config.upstreams.items():
-        path = ("upstreams", name)
-        file, credential = upstream.credential_file, upstream.credential
-        if file is not None or credential is not None:
-            with _told_in(findings, (*path, "credential" if file is None else "credential_file")):
-                upstream_credentials[name] = _secret(file, credential).decode()
+        path: Key = ("upstreams", name)
+        secret_of_upstream = _upstream_secret(path, upstream.credential_file, upstream.credential, findings)
+        if secret_of_upstream is not None:
+            upstream_credentials[name] = secret_of_upstream
         if upstream.speaks_tls:
             with _told_in(findings, (*path, "ca_file")):
                 ssl_contexts[name] = _ssl_context(upstream.ca_file)
@@ -80,6 +79,57 @@ def load(config: Config) -> Credentials:
         upstreams=upstream_credentials,
         ssl_contexts=ssl_contexts,
     )
+
+
+def faults(tables: Mapping[str, Any], told: Container[Key]) -> list[Finding]:
+    """What is wrong with the files that are named in ``tables`` with other faults, those at the keys ``told`` apart."""
+
+    def at(*key: str) -> Any:
+        value: Any = tables
+        for step in key:
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
+
+    def names(*key: str) -> list[str]:
+        return list(value) if isinstance(value := at(*key), dict) else []
+
+    def text(*key: str) -> str | None:
+        return value if isinstance(value := at(*key), str) and key not in told else None
+
+    findings: list[Finding] = []
+    holders = {one: ("auth", "keys", one) for one in names("auth", "keys")}
+    sources = {one: (text(*path, "file"), text(*path, "credential")) for one, path in holders.items()}
+    _holders_secrets(sources, findings)
+    _server_context(text("server", "tls", "certificate"), text("server", "tls", "key"), findings)
+    for path in (("upstreams", one) for one in names("upstreams")):
+        _upstream_secret(path, text(*path, "credential_file"), text(*path, "credential"), findings)
+        if (ca_file := text(*path, "ca_file")) is not None:
+            with _told_in(findings, (*path, "ca_file")):
+                _ssl_context(ca_file)
+    return findings
+
+
+def _holders_secrets(sources: Mapping[str, _Source], findings: list[Finding]) -> dict[str, bytes]:
+    """The keys by who holds them, no two the same."""
+    secrets: dict[str, bytes] = {}
+    owners: dict[bytes, str] = {}
+    for holder, (file, credential) in sources.items():
+        path: Key = ("auth", "keys", holder)
+        if file is not None or credential is not None:
+            with _told_in(findings, (*path, "credential" if file is None else "file")):
+                secret = _secret(file, credential)
+                if secret in owners:
+                    raise _Unusable(f"the same key as {owners[secret]}")
+                owners[secret] = dotted(path)
+                secrets[holder] = secret
+    return secrets
+
+
+def _upstream_secret(path: Key, file: str | None, credential: str | None, findings: list[Finding]) -> str | None:
+    if file is not None or credential is not None:
+        with _told_in(findings, (*path, "credential" if file is None else "credential_file")):
+            return _secret(file, credential).decode()
+    return None
 
 
 @contextlib.contextmanager
@@ -131,6 +181,8 @@ def _opened(path: Path, *, private: bool) -> Iterator[IO[bytes]]:
             yield file
     except OSError as error:
         raise _Unusable(f"{path}: {_reason(error)}") from None
+    except ValueError:  # a NUL in it
+        raise _Unusable(f"{str(path)!r} is not the path of a file") from None
 
 
 def _is_guarded(path: Path) -> bool:
@@ -138,22 +190,23 @@ def _is_guarded(path: Path) -> bool:
     return directory is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
 
 
-def _server_context(tls: TlsConfig, findings: list[Finding]) -> ssl.SSLContext | None:
-    """TLS for clients by this certificate chain and its key, both PEM files; None where there are ``findings``."""
+def _server_context(certificate: str | None, key: str | None, findings: list[Finding]) -> ssl.SSLContext | None:
+    """TLS for clients by this certificate chain and its key, both PEM files; None where there is something wrong."""
     found_before = len(findings)
-    for name, path, private in (("certificate", tls.certificate, False), ("key", tls.key, True)):
-        with _told_in(findings, ("server", "tls", name)), _opened(Path(path), private=private):
-            pass
-    if len(findings) > found_before:
+    for name, path, private in (("certificate", certificate, False), ("key", key, True)):
+        if path is not None:
+            with _told_in(findings, ("server", "tls", name)), _opened(Path(path), private=private):
+                pass
+    if certificate is None or key is None or len(findings) > found_before:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     with _told_in(findings, ("server", "tls", "certificate")):
         try:
             # A password, so that an encrypted key is an error: OpenSSL would ask for it on the terminal, and wait.
-            context.load_cert_chain(tls.certificate, tls.key, password="")
+            context.load_cert_chain(certificate, key, password="")
         except OSError as error:
-            raise _Unusable(f"{tls.certificate} cannot be used with {tls.key}: {_tls_reason(error)}") from None
+            raise _Unusable(f"{certificate} cannot be used with {key}: {_tls_reason(error)}") from None
     return context
 
 

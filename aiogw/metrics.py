@@ -102,6 +102,8 @@ class Observer:
         self._histograms: dict[str, tuple[Histogram, Histogram, Histogram]] = {}
         self._tokens: dict[str, tuple[Counter, Counter]] = {}
         self._requests: dict[tuple[str, ...], Counter] = {}
+        for surface in self._surfaces:
+            self._counter(surface, NO_UPSTREAM, InternalFault.code)
         self.know(upstreams)
 
     def know(self, upstreams: Iterable[str]) -> None:

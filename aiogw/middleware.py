@@ -10,7 +10,6 @@ import io
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -19,7 +18,7 @@ from attrs import frozen
 
 from aiogw.auth import ANYBODY, Authenticator, Holder
 from aiogw.bodies import BodyBudget, HeldBody
-from aiogw.canonical import Document
+from aiogw.canonical import Document, Engine
 from aiogw.clientstream import SentResponse
 from aiogw.contentcoding import Inflater, content_coding
 from aiogw.dialects import detect
@@ -195,12 +194,16 @@ async def _read_call(
     record = request[RECORD]
     record.request_bytes = len(body)
     content_type = request.headers.get("content-type", "")
-    find_engine = partial(routes.find_engine, allowed=request[HOLDER].models)
+
+    def find_engine(model: str) -> Engine:
+        engine = routes.find_engine(model, allowed=request[HOLDER].models)
+        record.model = model  # known from here on, also of what is refused for the rest of it
+        return engine
+
     call = dialect.decode(endpoint, content_type, body, find_engine)
     if isinstance(call, Document):
         return call
     request[HELD_BODY].resize(len(call.request.body))
-    record.model = call.request.model
     record.stream = call.request.stream
     record.sequences = call.request.sequences
     return call
@@ -236,17 +239,15 @@ async def _read_body(request: web.Request, limits: BodyLimits) -> bytes:
     if coding is None and request.content.is_eof():
         return _body_at_once(request, limits)
     deadline = asyncio.get_running_loop().time() + limits.timeout_seconds
-    # One block for all that is announced.  Joining pieces would take the double: those of several uploads lie between
-    # each other, and what is freed of them is of no use to the next.
-    body = io.BytesIO()
+    # One block for all that is announced, which is only filled as it is written.  Joining pieces would take the double:
+    # those of several uploads lie between each other, and what is freed of them is of no use to the next.
+    body = io.BytesIO(bytes(declared))
     inflater = None if coding is None else Inflater(coding)
     size = received = 0
     try:
         async with asyncio.timeout_at(deadline) as timeout:
             # Not request.read(): that would keep a second reference to the bytes for as long as the request waits.
             while piece := await _piece(request):
-                if not received:
-                    _make_room(body, declared)
                 received += len(piece)
                 for step in (piece,) if inflater is None else inflater.feed(piece):
                     size += len(step)
@@ -279,14 +280,6 @@ async def _piece(request: web.Request) -> bytes:
         return await request.content.readany()
     piece, _ = await request.content.readchunk()
     return piece
-
-
-def _make_room(block: io.BytesIO, size: int) -> None:
-    """So that ``block`` need not grow to ``size`` bytes; made from bytes, it would first copy them."""
-    if size:
-        block.seek(size - 1)
-        block.write(b"\0")
-        block.seek(0)
 
 
 def _body_at_once(request: web.Request, limits: BodyLimits) -> bytes:

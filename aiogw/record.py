@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import re
 import secrets
 import time
@@ -285,9 +286,13 @@ def _second(whole: int) -> str:
 
 
 def configure_logging(*, level: str, format_: str) -> None:
-    """Send every log line of the process to standard error, which is where systemd and containers pick it up."""
+    """Send every log line of the process to standard error, which is where systemd and containers pick it up.
+
+    ``format_`` "auto" is text on a terminal, and JSON everywhere else.
+    """
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if format_ == "json" else TextFormatter())
+    as_json = format_ == "json" or (format_ == "auto" and not os.isatty(2))
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

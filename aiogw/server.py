@@ -51,7 +51,10 @@ class MalformedRequests:
         self._untold = 0
 
     def refuse(self, error: MalformedRequest, kind: str) -> bytes:
-        """The whole response.  ``kind`` is for the log, and from a closed set: nothing of what was sent is told."""
+        """The whole response.
+
+        ``kind`` and the reason are for the log as well, and from closed sets: nothing of what was sent is told.
+        """
         self._count()
         request_id = request_id_from(None)
         now = time.monotonic()
@@ -60,6 +63,7 @@ class MalformedRequests:
         if self._lines_left:
             self._lines_left -= 1
             fields: dict[str, Any] = {"request_id": request_id, "status": error.status, "kind": kind}
+            fields["detail"] = error.detail
             if self._untold:
                 fields["untold"] = self._untold
                 self._untold = 0

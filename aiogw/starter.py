@@ -41,7 +41,7 @@ first_sign_seconds = 2
 sign_interval_seconds = 10
 models_refresh_seconds = 60
 log_level = "info"
-log_format = "text"
+log_format = "auto"
 [auth]
 mode = "none"
 [upstreams.NAME]

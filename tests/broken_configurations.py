@@ -120,7 +120,11 @@ CORPUS: list[tuple[str, list[Replacement], list[Expected]]] = [
         [('"info"', '^"inf"')],
         [("server.log_level", '"debug" or "info" or "warning" or "error", found a string ("inf"); did you mean info?')],
     ),
-    ("choice-unknown", [('"text"', '^"xml"')], [("server.log_format", '"text" or "json", found a string ("xml")')]),
+    (
+        "choice-unknown",
+        [('"text"', '^"xml"')],
+        [("server.log_format", '"auto" or "text" or "json", found a string ("xml")')],
+    ),
     ("choice-of-another-type", [('mode = "keys"', "mode = ^[]")], [("auth.mode", '"none" or "keys", found an array')]),
     ("listen-without-port", [('"127.0.0.1:8080"', '^"127.0.0.1"')], [("server.listen", '"HOST:PORT"')]),
     ("listen-as-port", [('"127.0.0.1:8080"', "^8080")], [("server.listen", "found an integer (8080)")]),

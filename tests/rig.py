@@ -1397,6 +1397,12 @@ async def rigged(directory: Path) -> AsyncIterator[Rig]:
 # -- one connection to an upstream, without a gateway ----------------------------------------------------------------
 
 
+def resident_bytes(daemon: Daemon, *, peak: bool = False) -> int:
+    """Now, or the most that ever was."""
+    status = Path(f"/proc/{daemon.pid}/status").read_text()
+    return int(re.findall(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", status)[0]) << 10
+
+
 class Outcome:
     """What a connection tells of one response, checked as it comes: in order, and one end."""
 

@@ -8,9 +8,12 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import field, frozen
+
+from aiogw.metrics import NO_UPSTREAM
 
 RULES = Path(__file__).parent.parent / "etc" / "prometheus" / "aiogw.rules.yml"
 ALERTS = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
@@ -168,15 +171,18 @@ CASES = {
 
 def evaluate(directory: Path, alert: str, inputs: Mapping[str, str], at: str, expected: list[str]) -> None:
     """Have promtool look which series of ``alert`` fire at that time."""
+    firing = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
+    samples = [{"labels": one, "value": 1} for one in expected]
+    promtool_test(directory, inputs, {"promql_expr_test": [{"expr": firing, "eval_time": at, "exp_samples": samples}]})
+
+
+def promtool_test(directory: Path, inputs: Mapping[str, str], expected: Mapping[str, Any]) -> None:
     promtool = shutil.which("promtool")
     assert promtool, "promtool is missing: install the Debian package prometheus"
-    firing = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
     group = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in inputs.items()],
-        "promql_expr_test": [
-            {"expr": firing, "eval_time": at, "exp_samples": [{"labels": one, "value": 1} for one in expected]}
-        ],
+        **expected,
     }
     # YAML reads JSON.
     path = directory / "test.yml"
@@ -211,6 +217,32 @@ def test_a_target_that_nobody_scrapes_is_down(tmp_path: Path) -> None:
     """Without any series of the job, as after a change of the scrape configuration."""
     own = 'ALERTS{alertname="AiogwDown",alertstate="firing",severity="critical",job="aiogw"}'
     evaluate(tmp_path, "AiogwDown", {'up{job="other"}': "1x60"}, "30m", [own])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "description"),
+    [
+        ({series("up", GATEWAY): "0x60"}, "Prometheus has had no metrics from gw:9464 for a minute."),
+        ({'up{job="other"}': "1x60"}, 'Prometheus has no target with job="aiogw".'),
+    ],
+    ids=["down", "absent"],
+)
+def test_what_is_down_is_named(tmp_path: Path, inputs: Mapping[str, str], description: str) -> None:
+    """A target by its address; where there is none, that is said."""
+    told = dict(re.findall(r"^ +(summary|action): (.*aiogw.*)$", RULES.read_text(), re.MULTILINE)[:2])
+    labels = {"severity": "critical", "job": "aiogw"} | ({"instance": "gw:9464"} if "gw:9464" in description else {})
+    alert = {"exp_labels": labels, "exp_annotations": {**told, "description": description}}
+    promtool_test(
+        tmp_path, inputs, {"alert_rule_test": [{"eval_time": "30m", "alertname": "AiogwDown", "exp_alerts": [alert]}]}
+    )
+
+
+def test_a_first_fault_before_routing_is_not_missed(tmp_path: Path) -> None:
+    """It has no upstream, and its series is there at zero: increase() would not see one that begins at one."""
+    first = requests("internal_error", f'{GATEWAY},upstream="{NO_UPSTREAM}"')
+    own = f'ALERTS{{alertname="AiogwInternalError",alertstate="firing",severity="warning",{GATEWAY}}}'
+    evaluate(tmp_path, "AiogwInternalError", {first: "0x20 1x40"}, "30m", [own])
+    evaluate(tmp_path, "AiogwInternalError", {first: "_x20 1x40"}, "30m", [])
 
 
 def test_the_rules_are_rules() -> None:

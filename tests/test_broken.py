@@ -57,8 +57,12 @@ def test_every_fault_has_its_line_and_column(
 
 
 @pytest.mark.parametrize("command", ["check", "show", "run"])
-def test_a_fault_is_told_as_compilers_do(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+def test_a_fault_is_told_as_compilers_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
     """Editors and terminals find the place by themselves: the line begins with file, line and column."""
+    (tmp_path / "alice").write_text("k" * 40)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     file = tmp_path / "gateway.toml"
     file.write_text(broken([("cap = 6", "cap = 9")])[0])
     assert 2 == cli.main([command, "--config", str(file)])

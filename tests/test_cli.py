@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -286,7 +287,7 @@ def test_it_runs_until_it_is_told_to_stop(file: Callable[..., Path]) -> None:
         os.kill(process.pid, signal.SIGTERM)
         out, err = process.communicate(timeout=20)
     assert (0, "") == (process.returncode, out)
-    assert err.splitlines()[-1].endswith("stopped")
+    assert json.loads(err.splitlines()[-1])["message"] == "stopped"
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])

@@ -309,6 +309,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         (("upstreams", "reasoning", "admission"), "unlimited"),
         (("server", "log_level"), "debug"),
         (("server", "log_format"), "json"),
+        (("server", "log_format"), "auto"),
     ],
 )
 def test_the_ends_of_a_range_are_in_it(key: Key, value: Any) -> None:
@@ -531,7 +532,7 @@ def test_each_wrong_name_is_a_fault() -> None:
             ("upstreams", "reasoning", "admission"),
             "Unlimited",
             'upstreams.reasoning.admission: expected a table with the limits, or "unlimited", '
-            'found a string ("Unlimited")',
+            'found a string ("Unlimited"); did you mean unlimited?',
         ),
         (
             ("upstreams", "reasoning", "admission"),
@@ -1034,6 +1035,77 @@ def test_two_addresses(one: str, other: str) -> None:
     load(changed(("upstreams", "reasoning", "url"), one, (("upstreams", "embeddings", "url"), other)))
 
 
+@pytest.mark.parametrize(
+    ("listen", "admin_listen", "collide"),
+    [
+        ("0.0.0.0:9", "127.0.0.1:9", True),
+        ("127.0.0.1:9", "0.0.0.0:9", True),
+        ("[::]:9", "[::1]:9", True),
+        ("localhost:9", "127.0.0.1:9", True),
+        ("[::]:9", "localhost:9", True),
+        ("0.0.0.0:9", "[::]:9", False),
+        ("0.0.0.0:9", "127.0.0.1:8", False),
+        ("0.0.0.0:0", "127.0.0.1:0", False),
+        ("127.0.0.1:9", "127.0.0.2:9", False),
+        ("10.0.0.1:9", "localhost:9", False),
+        ("0.0.0.0:9", "host:9", False),
+        ("unix:/a", "unix:/b", False),
+    ],
+)
+def test_every_address_is_that_of_the_other(listen: str, admin_listen: str, collide: bool) -> None:
+    """One port cannot be had on all addresses and on one of them as well; only a name is not looked up for that."""
+    document = changed(("server", "listen"), listen, (("server", "admin_listen"), admin_listen))
+    expected = [f"server.admin_listen: server.listen ({listen}) has this port on the same address"]
+    assert (expected if collide else []) == attempt(document)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "<b>\t", "a\x1b[2J", "\x9b2J", "\u2028", ""], ids=ascii)
+def test_a_name_is_one_line_that_can_be_printed(name: str) -> None:
+    """Terminals, logs and pages show it; what is said of it is printable itself."""
+    document = changed(("upstreams", name), BASE["upstreams"]["embeddings"], (("upstreams", "embeddings"), ...))
+    document["auth"]["keys"] = {"ä <b>": {"file": "/k", "models": "all", "queue_places": 1}}
+    (fault,) = faults_of(document)
+    assert fault.endswith(": expected a name of printable characters")
+    assert fault.isprintable()
+    document = changed(("auth", "keys"), {name or "\n": {"file": "/k", "models": "all", "queue_places": 1}})
+    (fault,) = faults_of(document)
+    assert fault.startswith("auth.keys.")
+    assert fault.endswith(": expected a name of printable characters")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        (("server", "log_level"), "INFO", "info"),
+        (("server", "log_format"), "JSON", "json"),
+        (("upstreams", "reasoning", "admission"), "unlimted", "unlimited"),
+        (("auth", "keys"), {"a": {"file": "/k", "models": "al", "queue_places": 1}}, "all"),
+        (("server", "LISTEN"), "127.0.0.1:1", "listen"),
+    ],
+)
+def test_a_word_in_another_case_or_mistyped_is_known(key: Key, value: Any, meant: str) -> None:
+    """The nearest word that there is."""
+    changes = [(("server", "listen"), ...)] if key[-1] == "LISTEN" else []
+    (fault,) = faults_of(changed(key, value, *changes))
+    assert f"; did you mean {meant}?" in fault
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ((*ADMISSION, "retry_after_min_seconds"), 70),
+        ((*ADMISSION, "retry_after_max_seconds"), 0),
+        ((*ADMISSION, "engine_slots"), 0),
+        (("server", "body_memory_bytes"), 0),
+    ],
+    ids=lambda change: change[0][-1],
+)
+def test_one_cause_is_one_fault(change: tuple[Key, Any]) -> None:
+    """A value that is none by itself is not compared with others."""
+    (fault,) = faults_of(changed(*change))
+    assert fault.startswith(".".join(change[0]) + ": expected a whole number")
+
+
 def test_two_free_ports_are_two_places() -> None:
     """Port 0 is a new port each time, so both listeners may ask for one."""
     load(changed(("server", "listen"), "127.0.0.1:0", (("server", "admin_listen"), "127.0.0.1:0")))
@@ -1160,7 +1232,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
 
 @settings(deadline=None, max_examples=60)
 @given(
-    upstream=NAMES,
+    upstream=NAMES.filter(str.isprintable),
     models=st.lists(NAMES, min_size=1, max_size=4, unique=True),
     listen_at=st.sampled_from(["[::1]:80", "unix:/run/a b\"\\'/s.sock", "h:1"]),
     url_of=st.sampled_from(["unix:/run/ü.sock", "https://h.:8443/Pre-fix/", "http://[fe80::1]"]),

@@ -330,6 +330,73 @@ def test_check_says_what_is_wrong_with_the_files(tmp_path: Path, capsys: pytest.
     assert cli.main(["check", "--config", str(path)]) == 0
 
 
+FAULTY = """
+[server.tls]
+certificate = "{0}/none.pem"
+key = 3
+[auth]
+mode = "keys"
+[auth.keys.a]
+file = "{0}/none"
+models = "al"
+queue_places = -1
+[auth.keys.b]
+fil = "{0}/open"
+models = "all"
+queue_places = 1
+[auth.keys.c]
+file = "relative"
+models = "all"
+queue_places = 1
+[auth.keys.d]
+file = "{0}/good"
+[auth.keys.e]
+file = "{0}/same"
+[upstreams.u]
+credential_file = "{0}/nowhere"
+[upstreams.v]
+url = "https://v"
+ca_file = "{0}/none.ca"
+"""
+
+
+def test_faults_of_files_are_told_with_all_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong with a file does not wait until all else is right, and is told once."""
+    secret(tmp_path / "open", "x" * 40, mode=0o644)
+    secret(tmp_path / "good")
+    secret(tmp_path / "same")
+    path = tmp_path / "gateway.toml"
+    path.write_text(FAULTY.format(tmp_path))
+    lines = path.read_text().split("\n")
+    for command in ("check", "run"):
+        assert cli.main([command, "--config", str(path)]) == 2
+        told = [line.removeprefix(f"{path}:").split(": ", 2) for line in capsys.readouterr().err.splitlines()]
+        for key, value, words in (
+            ("server.tls.certificate", "/none.pem", "no such file or directory"),
+            ("server.tls.key", "3", "not empty"),
+            ("auth.keys.a.file", '/none"', "no such file or directory"),
+            ("auth.keys.a.models", "al", '"all"'),
+            ("auth.keys.a.queue_places", "-1", "at least 0"),
+            ("auth.keys.b.fil", "/open", "did you mean file?"),
+            ("auth.keys.b.fil", "/open", "chmod 600"),
+            ("auth.keys.c.file", "relative", "absolute path"),
+            ("auth.keys.e.file", "/same", "the same key as auth.keys.d"),
+            ("upstreams.u.credential_file", "/nowhere", "no such file or directory"),
+            ("upstreams.v.ca_file", "/none.ca", "no such file or directory"),
+        ):
+            (found,) = [one for one in told if one[1] == key and words in one[2]]
+            assert value in lines[int(found[0].split(":")[0]) - 1]
+        assert len(set(map(tuple, told))) == len(told)
+
+
+@pytest.mark.parametrize("table", ["3", '"alice"', "[]", "{ alice = 3 }", "{ alice = { file = 3 } }"])
+@pytest.mark.parametrize("place", ["upstreams", "auth", "auth.keys", "server", "server.tls"])
+def test_what_is_no_table_names_no_file(tmp_path: Path, place: str, table: str) -> None:
+    """However broken the tables are, each fault is a line."""
+    (tmp_path / "gateway.toml").write_text(f"{place} = {table}")
+    assert cli.main(["check", "--config", str(tmp_path / "gateway.toml")]) == 2
+
+
 def test_show_prints_where_keys_are_and_not_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It needs not even be able to read them."""
     path = tmp_path / "gateway.toml"

@@ -15,7 +15,10 @@ from aiogw.errors import (
     GatewayError,
     InternalFault,
     InvalidField,
+    MalformedBody,
+    MalformedRequest,
     MethodNotAllowed,
+    QueueFull,
     QueueTimeout,
     Refusal,
     UnknownModel,
@@ -121,6 +124,33 @@ def test_every_leaf_has_one_at_fault() -> None:
         if sides == [Refusal]:
             assert (503, True) == (error.status, error.should_retry)
             assert error.retry_after == attrs.asdict(error)["retry_after_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("must be an object", "must be an object"),
+        (f"{quoted('a')} is not supported", "... is not supported"),
+        (f"tool {quoted('it is ' + chr(39) + chr(34))} not found", "tool ... not found"),
+        (f"{quoted('a')} is neither {quoted('b' + chr(10))} nor c", "... nor c"),
+        ("one 'mark is cut", "one ..."),
+    ],
+)
+def test_the_log_has_the_reason_without_what_a_client_said(reason: str, told: str) -> None:
+    """The member that is wrong and why, and nothing that is in quotation marks."""
+    assert f"messages.0.role: {told}" == InvalidField(path="messages.0.role", reason=reason).detail
+    assert told == MalformedBody(reason=reason).detail == MalformedRequest(reason=reason).detail
+
+
+def test_a_full_queue_may_have_free_slots() -> None:
+    """They are fewer than the next one needs, and nobody is told that all were busy."""
+    full = {"upstream": "u", "retry_after_seconds": 7}
+    assert QueueFull(**full, occupancy=OCCUPANCY).message.startswith(
+        "All 6 slots of the upstream 'u' are busy and all 8 "
+    )
+    some = QueueFull(**full, occupancy=attrs.evolve(OCCUPANCY, slots_in_use=3)).message
+    expected = "The free slots of the upstream 'u' are too few for the request that is next (2 of 6) and all 8 places"
+    assert some.startswith(expected)
 
 
 def test_an_error_cannot_be_changed() -> None:

@@ -23,8 +23,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root folder with an installation in it."""
-    root = tmp_path_factory.mktemp("service") / "root"
+    """A root folder with an installation in it; with a blank in its name, which pip cannot have in a first line."""
+    root = tmp_path_factory.mktemp("service") / "a root"
     install(source, root)
     return root
 
@@ -35,9 +35,23 @@ def root(installed: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(installed, tmp_path / "root", symlinks=True))
 
 
-def install(source: Path, root: Path, *arguments: str, code: int = 0) -> str:
+def interpreter() -> str:
+    """One that is not in a home, where the service could not run it."""
+    homes = ("/root/", "/home/", "/run/user/")
+    folders = [*os.environ["PATH"].split(":"), "/usr/bin"]
+    found = [path for folder in folders if os.access(path := f"{folder}/python3", os.X_OK)]
+    places = {path: run_python(path, "import os, sys; print(os.path.realpath(sys.executable))") for path in found}
+    return next(path for path, place in places.items() if not place.startswith(homes))
+
+
+def run_python(path: str | Path, script: str) -> str:
+    return subprocess.run([path, "-c", script], capture_output=True, text=True, timeout=60, check=False).stdout
+
+
+def install(source: Path, root: Path, *arguments: str, code: int = 0, python: str | Path | None = None) -> str:
     command = [str(source / "scripts" / "install-service"), "--root", str(root), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    environment["PYTHON"] = str(python or interpreter())
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert (code, "") == (done.returncode, done.stdout), done.stderr
     return done.stderr
@@ -68,7 +82,17 @@ def test_everything_is_in_its_place(installed: Path) -> None:
     )
     program = installed / command.lstrip("/")
     assert os.access(program, os.X_OK)
-    assert program.read_text().startswith("#!/opt/aiogw/bin/python")
+    # pip's way for what cannot stand in a first line; a long name of the folder comes to the same.
+    assert program.read_text().startswith("#!/bin/sh\n'''exec' \"/opt/aiogw/bin/python")
+    assert [] == [one for one in program.parent.iterdir() if not one.is_symlink() and str(installed) in one.read_text()]
+    assert {
+        "multi-user.target.wants/aiogw.service": "/etc/systemd/system/aiogw.service",
+        "sockets.target.wants/aiogw.socket": "/etc/systemd/system/aiogw.socket",
+    } == {
+        str(link.relative_to(installed / "etc/systemd/system")): str(link.readlink())
+        for link in (installed / "etc/systemd/system").rglob("*")
+        if link.is_symlink()
+    }
     assert "" == python(installed, "check", "--config", str(configuration))
     watching = "import rich, aiohttp_sse_client.client; from aiogw.status import terminal"
     subprocess.run([program.parent / "python", "-c", watching], cwd=installed, env={}, timeout=60, check=True)
@@ -110,6 +134,7 @@ def test_an_upgrade_keeps_what_is_yours(source: Path, root: Path, tmp_path: Path
     told = install(newer, root)
     assert f"{socket} has been changed by hand and stays" in told
     assert python(root, "--version").startswith("aiogw 99.")
+    assert (root / "opt/aiogw/bin/aiogw").read_text().startswith("#!/opt/aiogw/bin/python")
     assert (root / "etc/systemd/system/aiogw.service").read_text().endswith("# newer\n")
     assert "127.0.0.1:8081" in socket.read_text()
     assert "queue_limit = 33" in mine.read_text()
@@ -129,20 +154,20 @@ def test_an_upgrade_keeps_what_is_yours(source: Path, root: Path, tmp_path: Path
 
 
 def test_removed_is_all_but_the_configuration(source: Path, root: Path) -> None:
-    """That goes with --purge only; what is not there is no fault."""
+    """And a unit that was changed; that goes with --purge only.  What is not there is no fault."""
     units = root / "etc/systemd/system"
     drop_in = units / "aiogw.service.d"
     drop_in.mkdir()
     (drop_in / "override.conf").write_text("[Service]\n")
-    for target, unit in (("multi-user", "service"), ("sockets", "socket")):
-        link = units / f"{target}.target.wants" / f"aiogw.{unit}"
-        link.parent.mkdir()
-        link.symlink_to(f"/etc/systemd/system/aiogw.{unit}")
-    mine = [root / "etc/aiogw", drop_in]
+    changed = units / "aiogw.socket"
+    changed.write_text(changed.read_text().replace("127.0.0.1:8080", "127.0.0.1:8081"))
+    mine = [root / "etc/aiogw", changed, drop_in]
     told = install(source, root, "--uninstall")
     assert [f"{one} stays; --purge removes it" for one in mine] == told.splitlines()[1:]
     left = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
-    assert {"etc/aiogw/gateway.toml", "etc/systemd/system/aiogw.service.d/override.conf"} == left
+    units_left = {"etc/systemd/system/aiogw.socket", "etc/systemd/system/aiogw.service.d/override.conf"}
+    assert {"etc/aiogw/gateway.toml"} | units_left == left
+    assert "127.0.0.1:8081" in changed.read_text()
     install(source, root, "--uninstall", "--purge")
     assert [] == list(root.iterdir())
     install(source, root, "--uninstall")
@@ -152,7 +177,7 @@ def test_what_others_have_in_the_root_stays(source: Path, root: Path) -> None:
     """Nothing is removed that was not installed, and no folder with something in it."""
     others = [root / "opt/other/file", root / "etc/systemd/system/sockets.target.wants/other.socket"]
     for other in others:
-        other.parent.mkdir(parents=True)
+        other.parent.mkdir(parents=True, exist_ok=True)
         other.write_text("x")
     install(source, root, "--uninstall", "--purge")
     assert set(others) == {path for path in root.rglob("*") if not path.is_dir()}
@@ -166,6 +191,18 @@ def test_what_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
     for arguments in ((), ("--uninstall", "--purge")):
         assert "is left alone" in install(source, tmp_path, *arguments, code=1)
     assert theirs.exists()
+
+
+@pytest.mark.parametrize("home", ["/home/alice/.pyenv/versions/3.12", "/root/.pyenv", "/run/user/1000/x"])
+def test_a_python_in_a_home_is_refused(source: Path, tmp_path: Path, home: str) -> None:
+    """The service has no homes, so it could not start; what to do is said, and nothing is done."""
+    fake = tmp_path / "python3"
+    fake.write_text(f"#!/bin/sh\ncase $2 in *realpath*) echo {home}/bin/python3; echo {home} ;; esac\n")
+    fake.chmod(0o755)
+    told = install(source, tmp_path / "root", code=1, python=fake)
+    assert f"{home}/bin/python3" in told
+    assert "PYTHON=/usr/bin/python3 " in told
+    assert [] == list((tmp_path / "root").iterdir())
 
 
 @pytest.mark.parametrize("arguments", [("--purge",), ("--rot",), ("now",)])

@@ -16,7 +16,7 @@ from aiogw import __version__
 from aiogw.admission.readings import EndpointStatistics, GateStatistics
 from aiogw.enginewatch import EngineReading
 from aiogw.listener import ListenerStatistics
-from aiogw.metrics import Observer, Readings, StateCollector
+from aiogw.metrics import NO_UPSTREAM, Observer, Readings, StateCollector
 from aiogw.record import RequestRecord
 
 GATED = GateStatistics(
@@ -282,6 +282,7 @@ def test_what_alerts_look_at_is_there_before_it_happens() -> None:
     Observer(("new",), surfaces=("openai",))
     found = samples()
     assert 0 == found[of("aiogw_requests_total", "openai", "new", "internal_error")]
+    assert 0 == found[of("aiogw_requests_total", "openai", NO_UPSTREAM, "internal_error")]
     assert 0 == found[of("aiogw_requests_total", "openai", "new", "upstream_unavailable")]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -454,6 +456,24 @@ def test_the_log_goes_to_standard_error(
     out, err = capsys.readouterr()
     assert ("", 1) == (out, len(err.splitlines()))
     assert "req_1" in err
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_auto_is_text_on_a_terminal_and_json_elsewhere(terminal: bool) -> None:
+    """By what standard error is, and not standard output."""
+    script = (
+        "import logging; from aiogw.record import configure_logging; "
+        "configure_logging(level='info', format_='auto'); logging.warning('told')"
+    )
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    try:
+        subprocess.run([sys.executable, "-c", script], stderr=theirs, stdout=subprocess.PIPE, timeout=60, check=True)
+        line = os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "told" in line
+    assert line.startswith("{") is not terminal
 
 
 def test_the_level_is_the_configured_one(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def test_a_scanner_does_not_fill_the_log(clock: Clock, caplog: pytest.LogCapture
     assert 1000 == len(counted) == len(set(answers))
     first = dict(told(caplog)[0])
     assert str(first.pop("request_id")).encode() in answers[0]
-    assert {"status": 400, "kind": "InvalidURLError"} == first
+    assert {"status": 400, "kind": "InvalidURLError", "detail": ERROR.reason} == first
     assert LINES_PER_MINUTE == len(told(caplog))
     clock.now += 60
     malformed.refuse(ERROR, "InvalidURLError")

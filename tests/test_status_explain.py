@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from aiogw.errors import (
     BodyTimeout,
@@ -67,6 +68,32 @@ def test_a_request_that_broke_off() -> None:
     assert "ended by the upstream: " in told
 
 
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("stream", "told"), [(True, "was told so by an event"), (False, "had its connection broken off")]
+)
+def test_an_answer_that_broke_off(stream: bool, told: str, formatter: logging.Formatter) -> None:
+    """Its client had a 200, which is not the last that it heard."""
+    line = logging.LogRecord(access_log.name, logging.INFO, "", 1, "request", (), None)
+    line.fields = {"request_id": "a", "stream": stream, "status": 200, "outcome": "upstream_broken"}
+    assert explained(formatter.format(line)).endswith(f"; the client, which had a 200 already, {told}")
+    line.fields["outcome"] = "client_gone"
+    assert explained(formatter.format(line)).endswith("; the client was told 200")
+
+
+def test_a_request_that_was_put_back_once() -> None:
+    """In words."""
+    told = story(wait_seconds=1.0, put_back=1, outcome="completed")
+    assert "waited, once anew because its endpoint was gone" in told
+
+
+def test_an_upstream_without_a_gate() -> None:
+    """There is no queue in which anybody could be ahead."""
+    told = story(upstream="u", duration_seconds=1.0, read_seconds=0.5, wait_seconds=0.0, outcome="completed")
+    assert "went on to u, which has no gate" in told
+    assert "ahead" not in told
+
+
 def test_a_request_that_never_began_to_be_answered() -> None:
     """The time at the upstream is told as what it was."""
     told = story(
@@ -84,7 +111,9 @@ def test_a_request_that_was_refused_says_when_to_come_back() -> None:
 
 def test_a_refusal_after_a_sign_was_an_event() -> None:
     """Its status was a 200 by then, which has no time to come back in."""
-    told = story(outcome="queue_timeout", phase="queue", ended_by="gateway", status=200, retry_after_seconds=7)
+    told = story(
+        outcome="queue_timeout", phase="queue", ended_by="gateway", status=200, stream=True, retry_after_seconds=7
+    )
     assert "the client, which had a 200 already, was told so by an event" in told
     assert "come back" not in told
 
@@ -93,7 +122,7 @@ def test_a_refusal_after_a_sign_was_an_event() -> None:
 
 FULL = Occupancy(slots_in_use=5, slots_settling=1, cap=6, waiting=8, queue_limit=8)
 QUEUE: dict[str, Any] = {"upstream": "u", "occupancy": FULL, "estimated_seconds": 12.34567, "retry_after_seconds": 7}
-TAKEN = "u had 5 of 6 slots in use, 1 settling, and 8 of 8 places in its queue taken by others"
+TAKEN = "u had 5 of 6 slots in use, 1 settling, and 8 of 8 places in its queue taken by other requests"
 ESTIMATE = "who came then would have waited about 12.3 s"
 
 
@@ -102,7 +131,14 @@ ESTIMATE = "who came then would have waited about 12.3 s"
     ("error", "figures"),
     [
         (QueueFull(**QUEUE), [TAKEN, ESTIMATE]),
-        (QueuePlacesTaken(**QUEUE, queue_places=4), [TAKEN, ESTIMATE, "queue_places of its key is 4"]),
+        (
+            QueueFull(**{**QUEUE, "occupancy": evolve(FULL, slots_in_use=3)}),
+            [TAKEN.replace("5 of", "3 of"), "the free slots were too few for the request that was next", ESTIMATE],
+        ),
+        (
+            QueuePlacesTaken(**QUEUE, queue_places=4),
+            [TAKEN, ESTIMATE, "queue_places of its key is 4, and its own requests had them all"],
+        ),
         (QueueTimeout(**QUEUE, waited_seconds=30.0), [TAKEN, ESTIMATE]),
         (QueueTooSlow(**QUEUE, queue_timeout_seconds=10), [TAKEN, f"{ESTIMATE}; queue_timeout_seconds is 10"]),
         (TooManySequences(upstream="u", sequences=9, cap=6), ["it asked for 9, and the cap was 6"]),
@@ -131,7 +167,15 @@ def test_a_refusal_is_told_with_its_figures(
     lines = explained(formatter.format(line)).splitlines()
     end = next(number for number, text in enumerate(lines) if "ended by the gateway" in text)
     assert figures == [text.strip() for text in lines[end + 1 :]]
-    assert "came to the gate of u" in lines[end - 1]
+    claim = f" for {one.sequences} slots" if one.sequences > 1 else ""
+    assert lines[end - 1].endswith(f"came to the gate of u{claim}")
+
+
+def test_an_upstream_that_does_not_count() -> None:
+    """Its path is right, so that is not what is said of it."""
+    told = story(outcome="not_found", ended_by="gateway", detail="its upstream does not count tokens", status=404)
+    assert told.endswith("by the gateway: its upstream does not count tokens (not_found); the client was told 404")
+    assert "there is nothing at its path (not_found)" in story(outcome="not_found")
 
 
 # -- only what the line shows ---------------------------------------------------------------------------------------
@@ -166,7 +210,7 @@ def test_a_request_that_takes_no_slot() -> None:
         5.0,
     )
     told = story(**record.fields()).splitlines()
-    assert ["arrived (2026-12-01, UTC); its body has 0 B", "1.000 s  until all of it was there and valid"] == [
+    assert ["arrived (2026-12-01, UTC)", "1.000 s  until all of it was there and valid"] == [
         line.strip() if line.lstrip()[1] == "." else line[17:] for line in told[1:3]
     ]
     assert told[3].endswith("went on to u, without a slot")
@@ -237,10 +281,53 @@ def test_a_request_that_has_not_ended(line: str) -> None:
     assert "has not ended" not in explained(line, END)
 
 
+GONE = (
+    "2026-12-01T10:00:05.000Z info aiogw.access: request request_id=a method=POST path=/ wait_seconds={} "
+    "duration_seconds=2.0000 status=200 outcome=client_gone phase=queue ended_by=client"
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        GONE.format("0.5000").partition(" outcome")[0],
+        GONE.format("0.5000").partition("_gone")[0],
+        GONE.format("abc"),
+        GONE.format("nan"),
+        GONE.format("1e308"),
+        GONE.format(r'"\x"'),
+        GONE.format("0.5").replace("method=POST", r'method="\q"'),
+        json.dumps(LINE | {"outcome": "client_gone"}).partition("client_gone")[0],
+        json.dumps(LINE | {"outcome": "client_gone", "duration_seconds": [1]}),
+        json.dumps(LINE | {"outcome": ["client_gone"]}),
+        json.dumps(LINE | {"outcome": "client_gone", "time": "yesterday"}),
+        json.dumps(LINE | {"outcome": "queue_full", "slots_in_use": 1}),
+    ],
+)
+def test_a_line_that_is_not_whole(line: str) -> None:
+    """How the request ended is not made up where its line is cut off or damaged, and what there is of it is told."""
+    told = explained(line).splitlines()
+    assert told[0] == "a has ended, but the line that says how is cut off or damaged, and is not explained"
+    assert ["The log says:", f"  {line}"] == told[1:]
+    assert "(client_gone)" in explained(GONE.format("0.5000"))
+
+
+@pytest.mark.parametrize("line", [GONE.format("0.5000"), json.dumps(LINE | {"outcome": "client_gone", "status": 200})])
+def test_a_line_may_be_cut_off_anywhere(line: str) -> None:
+    """It is never taken for a success."""
+    for length in range(len(line)):
+        assert "completed" not in explained(line[:length])
+
+
 def test_what_is_not_http_has_ended() -> None:
-    """Its only line is no request's, and there will be no other."""
-    line = json.dumps({"logger": "aiogw.server", "message": "refused", "request_id": "a", "kind": "BadStatusLine"})
-    assert ["The log says:", f"  {line}"] == explained(line).splitlines()
+    """Its only line is no request's, and there will be no other; why is said in words."""
+    members = {"time": LINE["time"], "logger": "aiogw.server", "request_id": "a", "status": 400, "kind": "LineTooLong"}
+    told = explained(json.dumps(members | {"detail": "a line in it is too long", "untold": 3}))
+    assert told.splitlines() == [
+        "a: not a request",
+        "  10:00:05.000   refused: a line in it is too long (malformed_request, LineTooLong); the client was told 400",
+        "                 3 more since the one before have no line of their own",
+    ]
 
 
 @pytest.mark.parametrize(

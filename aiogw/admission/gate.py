@@ -53,7 +53,7 @@ class Admission(Ticket):
         refused: Callable[[GatewayError], None],
         entered_at: float,
         deadline: float,
-        position: int,
+        position: int | None,
         holder: str | None,
     ) -> None:
         super().__init__(weight=weight, holder=holder)
@@ -149,7 +149,8 @@ class UpstreamGate:
             refused=refused,
             entered_at=now,
             deadline=now + limits.queue_timeout_seconds if limits else float("inf"),
-            position=self._queue.waiting + 1,
+            # Where there is no gate there is no queue to have a place in.
+            position=self._queue.waiting + 1 if limits else None,
             holder=holder,
         )
         if limits is not None:

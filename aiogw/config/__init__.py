@@ -11,7 +11,7 @@ import os
 import sys
 import tomllib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NewType, get_args, get_type_hints
@@ -39,6 +39,7 @@ from aiogw.config.values import (
     SecondsOrNever,
     Text,
     UpstreamAddress,
+    nearest,
     shown,
     value_converter,
 )
@@ -68,6 +69,9 @@ __all__ = [
 
 Unlimited = Literal["unlimited"]
 All = Literal["all"]
+
+Further = Callable[[Mapping[str, Any], Container[Key]], Iterable[Finding]]
+"""Finds what else is wrong in tables with faults; of what is at the given keys that has been told."""
 
 STANDARD_INPUT = Path("-")
 
@@ -109,7 +113,7 @@ class ServerConfig:
     sign_interval_seconds: Seconds
     models_refresh_seconds: SecondsOrNever
     log_level: Literal["debug", "info", "warning", "error"]
-    log_format: Literal["text", "json"]
+    log_format: Literal["auto", "text", "json"]
     tls: TlsConfig | None = None
 
 
@@ -228,11 +232,11 @@ def tables(type_: Any = Config, header: str = "") -> Iterator[tuple[str, type[An
             yield from tables(inner, f"{header}.NAME" if getattr(type_, "__origin__", None) is Mapping else header)
 
 
-def load(path: Path) -> Config:
+def load(path: Path, *, also: Further | None = None) -> Config:
     """Read and validate a file, or STANDARD_INPUT; raises ConfigError, also for what cannot be read."""
     text = _read(path)
     try:
-        return loads(text)
+        return loads(text, also=also)
     except ConfigError as error:
         raise ConfigError(placed(error.findings, text, _name(path))) from None
 
@@ -273,8 +277,8 @@ def _standard_input() -> bytes:
     return sys.stdin.buffer.read()
 
 
-def loads(text: str) -> Config:
-    """Validate ``text``; raises ConfigError with every fault found."""
+def loads(text: str, *, also: Further | None = None) -> Config:
+    """Validate ``text``; raises ConfigError with every fault found, and then with those that ``also`` finds."""
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -290,6 +294,8 @@ def loads(text: str) -> Config:
         raw = as_meant(raw, found)
     findings = [*misspelt, *findings, *cross_faults(raw)]
     if findings or config is None:
+        if also is not None:
+            findings += also(raw, {one.key for one in findings})
         raise ConfigError([as_written(one, misspelt) for one in findings])
     return config
 
@@ -345,7 +351,9 @@ def _admission(value: Any, _type: Any) -> AdmissionConfig | Unlimited:
     if value == "unlimited":
         return "unlimited"
     if not isinstance(value, dict):
-        raise Fault(f'expected a table with the limits, or "unlimited", found {shown(value)}')
+        raise Fault(
+            f'expected a table with the limits, or "unlimited", found {shown(value)}{_perhaps(value, "unlimited")}'
+        )
     return _converter.structure(value, AdmissionConfig)
 
 
@@ -359,8 +367,12 @@ def _allowed_models(value: Any, _type: Any) -> Names | All:
     if value == "all":
         return "all"
     if not isinstance(value, list):
-        raise Fault(f'expected an array of names of models, or "all", found {shown(value)}')
+        raise Fault(f'expected an array of names of models, or "all", found {shown(value)}{_perhaps(value, "all")}')
     return _converter.structure(value, Names)
+
+
+def _perhaps(value: Any, word: str) -> str:
+    return nearest(value, [word]) if isinstance(value, str) else ""
 
 
 # Keys that are at home in one table only, for whoever puts them into another.

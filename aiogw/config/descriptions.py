@@ -50,7 +50,7 @@ DESCRIPTIONS: Mapping[type[Any], Mapping[str, str]] = {
         "sign_interval_seconds": "From then on it hears something whenever it has heard nothing for so long.",
         "models_refresh_seconds": "How often upstreams are asked for their model cards, in the background. 0: never.",
         "log_level": 'At "info" there is one line for each request.',
-        "log_format": '"text" for people, "json" for a log pipeline.',
+        "log_format": '"text" for people, "json" for a log pipeline; "auto": text on a terminal, else JSON.',
         "tls": "Speak TLS with clients.",
     },
     TlsConfig: {

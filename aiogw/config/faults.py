@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from operator import itemgetter
 from typing import Any
 
@@ -18,7 +20,16 @@ from cattrs.errors import (
 )
 
 from aiogw.config.positions import Key, Positions, of_syntax_error
-from aiogw.config.values import Fault, closest, listen_address, nearest, shown, toml, upstream_address
+from aiogw.config.values import (
+    MAX_RETRY_SECONDS,
+    Fault,
+    closest,
+    listen_address,
+    nearest,
+    shown,
+    toml,
+    upstream_address,
+)
 
 NOT_TOML = "not valid TOML"
 
@@ -146,9 +157,10 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[Finding]:
     owner: dict[str, Key] = {}
     address_owner: dict[str, Key] = {}
     for name, table in tables.items():
+        path: Key = ("upstreams", name)
+        yield from _name_faults(path)
         if not isinstance(table, dict):
             continue
-        path: Key = ("upstreams", name)
         models = table.get("models")
         for position, model in enumerate(models if isinstance(models, list) else ()):
             if not isinstance(model, str):
@@ -194,6 +206,12 @@ def cross_faults(raw: Mapping[str, Any]) -> Iterator[Finding]:
         yield from _memory_faults(server)
 
 
+def _name_faults(key: Key) -> Iterator[Finding]:
+    """Of what the operator has called something: logs, metrics and terminals show it as it is."""
+    if not key[-1] or not str(key[-1]).isprintable():
+        yield Finding(key=key, text="expected a name of printable characters", is_of_name=True)
+
+
 def _named(owner: Key, path: Key) -> str:
     """What a name is that was given before, seen from the upstream at ``path``."""
     what = "a model" if owner[2] == "models" else "an alias"
@@ -222,9 +240,10 @@ def _auth_faults(auth: Mapping[str, Any], served: Mapping[str, Key] | None) -> I
     if mode == "none" and keys:
         yield Finding(key=("auth", "keys"), text='only with auth.mode = "keys": nobody is asked for a key')
     for name, table in keys.items() if isinstance(keys, dict) else ():
+        path: Key = ("auth", "keys", name)
+        yield from _name_faults(path)
         if not isinstance(table, dict):
             continue
-        path = ("auth", "keys", name)
         if ("file" in table) == ("credential" in table):
             found = "both" if "file" in table else "none"
             yield Finding(key=path, text=f"expected one of file and credential, found {found}")
@@ -244,11 +263,29 @@ def _listen_faults(server: Mapping[str, Any]) -> Iterator[Finding]:
     # Port 0 asks the kernel for a free port each time, so two of them are two places.
     if listen == admin_listen and listen.port != 0:
         yield Finding(key=("server", "admin_listen"), text="the same address as server.listen")
+    elif listen.port == admin_listen.port != 0 and _are_one_place(listen.host, admin_listen.host):
+        text = f"server.listen ({listen}) has this port on the same address"
+        yield Finding(key=("server", "admin_listen"), text=text)
+
+
+def _are_one_place(one: str | None, other: str | None) -> bool:
+    """Whether nobody can listen at both, on one port.  What a name resolves to is not known here, "localhost" apart."""
+    return any(
+        first.version == second.version and (first == second or first.is_unspecified or second.is_unspecified)
+        for first in _addresses(one)
+        for second in _addresses(other)
+    )
+
+
+def _addresses(host: str | None) -> Iterator[IPv4Address | IPv6Address]:
+    for text in ("127.0.0.1", "::1") if host == "localhost" else (host,):
+        with contextlib.suppress(ValueError):
+            yield ip_address(text or "")
 
 
 def _memory_faults(server: Mapping[str, Any]) -> Iterator[Finding]:
     largest, all_together = server.get("max_body_bytes"), server.get("body_memory_bytes")
-    if type(largest) is int and type(all_together) is int and all_together < largest:
+    if type(largest) is int and type(all_together) is int and 0 < all_together < largest:
         text = f"expected at least max_body_bytes ({largest}), found {shown(all_together)}"
         yield Finding(key=("server", "body_memory_bytes"), text=text)
 
@@ -295,11 +332,12 @@ def _admission_faults(path: Key, table: Mapping[str, Any]) -> Iterator[Finding]:
         engine_slots = _sum_of_slots(table)
     elif "engine_slots" not in admission:
         yield Finding(key=(*path, "engine_slots"), text="missing; it has no default")
-    if type(cap) is int and type(engine_slots) is int and cap >= engine_slots:
+    if type(cap) is int and type(engine_slots) is int and cap >= engine_slots > 0:
         text = f"expected less than engine_slots ({engine_slots}), found {shown(cap)}"
         yield Finding(key=(*path, "cap"), text=text)
     shortest, longest = admission.get("retry_after_min_seconds"), admission.get("retry_after_max_seconds")
-    if type(shortest) is int and type(longest) is int and shortest > longest:
+    # What is out of its own range is told there.
+    if type(shortest) is int and type(longest) is int and MAX_RETRY_SECONDS >= shortest > longest > 0:
         expected = f"expected at most retry_after_max_seconds ({longest})"
         yield Finding(key=(*path, "retry_after_min_seconds"), text=f"{expected}, found {shown(shortest)}")
 

@@ -25,6 +25,7 @@ Seconds = NewType("Seconds", float)
 """A positive, finite number of seconds."""
 SecondsOrNever = NewType("SecondsOrNever", float)
 """The same, or 0 for never."""
+MAX_RETRY_SECONDS = 60
 RetrySeconds = NewType("RetrySeconds", int)
 """A whole number from 1 to 60: Claude Code gives up when told to wait longer."""
 Text = NewType("Text", str)
@@ -105,7 +106,11 @@ def toml(value: object) -> str:
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 64:
         return "more than 64 bits"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    if not isinstance(value, str):
+        return str(value)
+    return "".join(
+        sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in json.dumps(value, ensure_ascii=False)
+    )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -116,7 +121,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The one of ``known`` that looks like ``word``."""
-    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
+    lower = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(word.lower(), lower, n=1)
+    return lower[found[0]] if found else None
 
 
 def _whole_number(expected: str, minimum: int, maximum: float) -> Callable[[Any, Any], Any]:
@@ -287,7 +294,8 @@ def value_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
     converter.register_structure_hook(Count, _whole_number("a whole number, at least 0", 0, math.inf))
     converter.register_structure_hook(Positive, _whole_number("a whole number, at least 1", 1, math.inf))
-    converter.register_structure_hook(RetrySeconds, _whole_number("a whole number from 1 to 60", 1, 60))
+    retry = f"a whole number from 1 to {MAX_RETRY_SECONDS}"
+    converter.register_structure_hook(RetrySeconds, _whole_number(retry, 1, MAX_RETRY_SECONDS))
     converter.register_structure_hook(Seconds, _seconds)
     converter.register_structure_hook(SecondsOrNever, _seconds_or_never)
     converter.register_structure_hook(Text, _text)

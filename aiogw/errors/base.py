@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 
 from attrs import frozen
+
+_QUOTED = re.compile(r"['\"`].*['\"`]|['\"`].*", re.DOTALL)
 
 
 @frozen(kw_only=True)
@@ -48,6 +51,11 @@ class GatewayError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+def without_quotes(reason: str) -> str:
+    """``reason`` for the log: from the first quotation mark to the last there may be what a client has said."""
+    return _QUOTED.sub("...", reason, count=1)
 
 
 def quoted(text: str, *, limit: int = 200) -> str:

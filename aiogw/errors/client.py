@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from aiogw.errors.base import GatewayError, quoted
+from aiogw.errors.base import GatewayError, quoted, without_quotes
 
 
 @frozen(kw_only=True)
@@ -28,6 +28,10 @@ class MalformedRequest(ClientFault):
     def message(self) -> str:
         return f"This cannot be read as a request: {self.reason}"
 
+    @property
+    def detail(self) -> str | None:
+        return without_quotes(self.reason)
+
 
 @frozen(kw_only=True)
 class MalformedBody(ClientFault):
@@ -41,10 +45,17 @@ class MalformedBody(ClientFault):
     def message(self) -> str:
         return f"The request body could not be read: {self.reason}"
 
+    @property
+    def detail(self) -> str | None:
+        return without_quotes(self.reason)
+
 
 @frozen(kw_only=True)
 class InvalidField(ClientFault):
-    """``path`` is dotted and zero-based, as in ``messages.3.content.1.type``."""
+    """``path`` is dotted and zero-based, as in ``messages.3.content.1.type``: no name in it is a client's own.
+
+    What ``reason`` repeats of a client's words it has in quotation marks (``quoted``).
+    """
 
     path: str
     reason: str
@@ -56,6 +67,10 @@ class InvalidField(ClientFault):
     @property
     def message(self) -> str:
         return f"{self.path}: {self.reason}"
+
+    @property
+    def detail(self) -> str | None:
+        return f"{self.path}: {without_quotes(self.reason)}"
 
     @property
     def param(self) -> str | None:
@@ -95,9 +110,12 @@ class UnknownModel(ClientFault):
 
 @frozen(kw_only=True)
 class UnknownEndpoint(ClientFault):
+    """``reason``: why there is nothing, where the path as such is right."""
+
     method: str
     path: str
     hint: str
+    reason: str | None = None
 
     code = "not_found"
     title = "No such endpoint"
@@ -105,7 +123,12 @@ class UnknownEndpoint(ClientFault):
 
     @property
     def message(self) -> str:
-        return f"There is no {quoted(f'{self.method} {self.path}')} here. {self.hint}"
+        why = "" if self.reason is None else f", because {self.reason}"
+        return f"There is no {quoted(f'{self.method} {self.path}')} here{why}. {self.hint}"
+
+    @property
+    def detail(self) -> str | None:
+        return self.reason
 
 
 @frozen(kw_only=True)

@@ -33,6 +33,10 @@ class Occupancy:
     waiting: int
     queue_limit: int
 
+    @property
+    def slots_free(self) -> int:
+        return self.cap - self.slots_in_use - self.slots_settling
+
 
 @frozen(kw_only=True)
 class QueueRefusal(Refusal):
@@ -65,11 +69,13 @@ class QueueFull(QueueRefusal):
 
     @property
     def message(self) -> str:
-        cap, queue_limit = self.occupancy.cap, self.occupancy.queue_limit
-        return (
-            f"All {cap} slots of the upstream {self.upstream!r} are busy and all {queue_limit} places of its queue are "
-            f"taken; {self._advice}"
-        )
+        cap, free, places = self.occupancy.cap, self.occupancy.slots_free, self.occupancy.queue_limit
+        slots = f"All {cap} slots of the upstream {self.upstream!r} are busy"
+        if free > 0:
+            # Who asks for several sequences waits for as many slots, and all others behind it.
+            few = f"too few for the request that is next ({free} of {cap})"
+            slots = f"The free slots of the upstream {self.upstream!r} are {few}"
+        return f"{slots} and all {places} places of its queue are taken; {self._advice}"
 
 
 @frozen(kw_only=True)
@@ -102,7 +108,8 @@ class QueueTimeout(QueueRefusal):
 
     @property
     def message(self) -> str:
-        return f"No slot of the upstream {self.upstream!r} became free within {self.waited_seconds:g} s; {self._advice}"
+        room = f"had no room for this request within {self.waited_seconds:g} s"
+        return f"The upstream {self.upstream!r} {room}; {self._advice}"
 
 
 @frozen(kw_only=True)

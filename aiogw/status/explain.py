@@ -30,10 +30,10 @@ _ENDS: Mapping[str, str] = {
     "completed": "its answer was complete, and the client took it all",
     "client_gone": "it closed its connection",
     "client_stalled": "the client took nothing of its answer for client_stall_timeout_seconds",
-    "queue_full": "all slots were taken and all places in the queue as well",
+    "queue_full": "all places in the queue were taken",
     "queue_places_taken": "as many requests of its key waited already as the key's queue_places",
     "memory_full": "all request bodies together had taken body_memory_bytes",
-    "queue_timeout": "no slot had come free within queue_timeout_seconds",
+    "queue_timeout": "its turn had not come within queue_timeout_seconds",
     "queue_too_slow": "by the estimate it would have waited beyond queue_timeout_seconds",
     "draining": "it was shutting down",
     "upstream_unavailable": "no connection to the upstream could be made",
@@ -51,7 +51,7 @@ _ENDS: Mapping[str, str] = {
     "invalid_api_key": "it came with no key that is known",
     "body_timeout": "its body came too slowly, see body_timeout_seconds",
     "unsupported_encoding": "its body has a content coding that cannot be read",
-    "malformed_request": "it was not HTTP",
+    "malformed_request": "it was not HTTP, or in doubt where it ends",
     "internal_error": "a fault of its own; the log has more",
 }
 # Where it was by then, if somebody made an end of it on the way.
@@ -75,8 +75,19 @@ class Line:
 
     @property
     def is_end(self) -> bool:
-        """Whether it is the one that each request has."""
-        return self.told.get("logger") == _ACCESS
+        """Whether it is the one that each request has, be it whole or not."""
+        # What is not HTTP has no other line than the one with its kind; of a document that is cut off nothing is read.
+        cut_off = not self.told and _ACCESS in self.text
+        return self.told.get("logger") == _ACCESS or "kind" in self.told or cut_off
+
+    def story(self) -> list[str]:
+        """What it tells; empty if it was cut off before it says how it ended, or has what no gateway writes."""
+        try:
+            if "kind" in self.told:
+                return list(_no_request(self.told))
+            return list(story(self.told)) if self.told.get("outcome") in _ENDS else []
+        except (KeyError, OverflowError, TypeError, ValueError):
+            return []
 
 
 class Reading:
@@ -127,9 +138,12 @@ def _told(text: str) -> Mapping[str, Any]:
     found = _TEXT.search(text)
     if found is None:
         return {}
-    members = {
-        name: json.loads(value) if value[0] == '"' else value for name, value in _MEMBER.findall(text, found.end())
-    }
+    try:
+        members = {
+            name: json.loads(value) if value[0] == '"' else value for name, value in _MEMBER.findall(text, found.end())
+        }
+    except ValueError:
+        return {}
     return {"time": found[1], "logger": found[2], **members}
 
 
@@ -138,16 +152,16 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
     ended_at = datetime.fromisoformat(told["time"])
     duration = _seconds(told, "duration_seconds") or 0.0
     arrived_at = ended_at - timedelta(seconds=duration)
-    outcome = str(told.get("outcome", "completed"))
+    outcome = told["outcome"]
     model = f", model {told['model']}" if "model" in told else ""
     key = f", key {told['key']}" if "key" in told else ""
     yield f"{told['request_id']}: {told.get('method', '-')} {told.get('path', '-')}{model}{key}"
-    yield _moment(
-        arrived_at,
-        f"arrived ({arrived_at:%Y-%m-%d}, UTC); its body has {figures.size(int(told.get('request_bytes', 0)))}",
-    )
+    # None is told of a body that nobody has read, or not to its end.
+    length = int(told.get("request_bytes", 0))
+    body = f"; its body has {figures.size(length)}" if length else ""
+    yield _moment(arrived_at, f"arrived ({arrived_at:%Y-%m-%d}, UTC){body}")
     if "upstream" in told and "read_seconds" not in told:
-        yield _moment(ended_at, f"came to the gate of {told['upstream']}")
+        yield _moment(ended_at, f"came to the gate of {told['upstream']}{_claim(told)}")
     since, left = arrived_at, duration
     for name, seconds, then in _phases(told):
         yield f"  {seconds:12.3f} s  {name}"
@@ -162,14 +176,17 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {rest:12.3f} s  in want of a connection"
     elif rest >= 0.0005 and told.get("phase") == "first_byte":
         yield f"  {rest:12.3f} s  at the upstream, which had not begun to answer"
-    why = _ENDS.get(outcome, outcome.replace("_", " "))
+    why, detail = _ENDS[outcome], f": {told['detail']}" if "detail" in told else ""
+    if outcome == "not_found" and "detail" in told:
+        # There is something at its path, and the reason is all there is to say.
+        why, detail = told["detail"], ""
     where = _WHERE.get(str(told.get("phase")), "") if outcome in _ON_THE_WAY else ""
-    detail = f": {told['detail']}" if "detail" in told else ""
     status = f"; the client was told {told['status']}" if "status" in told else "; the client was told no status"
     again = f", and to come back in {told['retry_after_seconds']} s" if "retry_after_seconds" in told else ""
-    if str(told.get("status")) == "200" and "retry_after_seconds" in told:
-        # It had had a sign of life while it waited, and with it a status and all the fields there are.
-        status, again = "; the client, which had a 200 already, was told so by an event", ""
+    if str(told.get("status")) == "200" and outcome not in ("completed", "client_gone", "client_stalled"):
+        # It had had the beginning of its answer or a sign of life, and with it a status and all the fields there are.
+        how = "was told so by an event" if told.get("stream") in (True, "true") else "had its connection broken off"
+        status, again = f"; the client, which had a 200 already, {how}", ""
     yield _moment(
         ended_at, f"ended by the {told.get('ended_by', '-')}: {why}{where} ({outcome}{detail}){status}{again}"
     )
@@ -179,18 +196,31 @@ def story(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'':17}{told.get('prompt_tokens', '-')} tokens of prompt, {told['completion_tokens']} of answer"
 
 
+def _no_request(told: Mapping[str, Any]) -> Iterator[str]:
+    """What there is to tell of what was refused before there was a request."""
+    yield f"{told['request_id']}: not a request"
+    why = told.get("detail", _ENDS["malformed_request"])
+    told_it = f"; the client was told {told['status']}" if "status" in told else ""
+    yield _moment(datetime.fromisoformat(told["time"]), f"refused: {why} (malformed_request, {told['kind']}){told_it}")
+    if "untold" in told:
+        yield f"{'':17}{told['untold']} more since the one before have no line of their own"
+
+
 def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
     """What is known of the way, in order: name, seconds, and what comes at its end."""
     names = ("wait", "read", "first_byte", "answer")
     wait, read, first, answer = (_seconds(told, f"{name}_seconds") for name in names)
     if read is not None and wait is None:
         yield "until all of it was there and valid", read, f"went on to {told.get('upstream', '-')}, without a slot"
+    elif read is not None and "position" not in told:
+        yield "until all of it was there and valid", read, f"went on to {told.get('upstream', '-')}, which has no gate"
     elif read is not None:
-        position = told.get("position")
-        ahead = f" with {int(position) - 1} ahead of it" if position is not None else ""
-        yield "until all of it was there and valid", read, f"came to the gate of {told.get('upstream', '-')}{ahead}"
+        came = f"came to the gate of {told.get('upstream', '-')}"
+        ahead = f" with {int(told['position']) - 1} ahead of it"
+        yield "until all of it was there and valid", read, f"{came}{_claim(told)}{ahead}"
     at = f", to {told['endpoint']}" if "endpoint" in told else ""
-    again = f", {told['put_back']} times anew because its endpoint was gone" if "put_back" in told else ""
+    times = int(told.get("put_back", 0))
+    again = f", {'once' if times == 1 else f'{times} times'} anew because its endpoint was gone" if times else ""
     if wait is not None:
         yield f"waited{again}", wait, "" if told.get("phase") == "queue" else f"was let through{at}"
     if first is not None:
@@ -200,13 +230,20 @@ def _phases(told: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
         yield "until its last", answer, ""
 
 
+def _claim(told: Mapping[str, Any]) -> str:
+    return f" for {told['sequences']} slots" if "sequences" in told else ""
+
+
 def _figures(told: Mapping[str, Any]) -> Iterator[str]:
     """What a refusal rests on, as far as it rests on numbers."""
     if "slots_in_use" in told:
         settling = "" if int(told["slots_settling"]) == 0 else f", {told['slots_settling']} settling"
+        taken = int(told["slots_in_use"]) + int(told["slots_settling"])
         slots = f"{told['slots_in_use']} of {told['cap']} slots in use{settling}"
-        waiting = f"{told['waiting']} of {told['queue_limit']} places in its queue taken by others"
+        waiting = f"{told['waiting']} of {told['queue_limit']} places in its queue taken by other requests"
         yield f"{told.get('upstream', '-')} had {slots}, and {waiting}"
+        if told["outcome"] == "queue_full" and taken < int(told["cap"]):
+            yield "the free slots were too few for the request that was next"
     elif "cap" in told:
         yield f"it asked for {told.get('sequences', 1)}, and the cap was {told['cap']}"
     if "estimated_seconds" in told:
@@ -217,7 +254,7 @@ def _figures(told: Mapping[str, Any]) -> Iterator[str]:
         )
         yield f"who came then would have waited about {float(told['estimated_seconds']):.1f} s{may}"
     if "queue_places" in told:
-        yield f"queue_places of its key is {told['queue_places']}"
+        yield f"queue_places of its key is {told['queue_places']}, and its own requests had them all"
     if "held_bytes" in told:
         held, wanted, limit = (
             figures.size(int(told[name])) for name in ("held_bytes", "wanted_bytes", "body_memory_bytes")
@@ -241,17 +278,19 @@ def _moment(when: datetime, what: str) -> str:
 def tell(reading: Reading, request_id: str) -> Iterator[str]:
     """All that the log has of a request; nothing, if it has nothing.  An id that came twice has two stories."""
     others = []
-    has_line = has_ended = False
+    has_story = has_ended = is_damaged = False
     for line in lines_about(reading, request_id):
-        has_line = has_line or line.is_end
-        # What is not HTTP has no other line than the one that says so.
-        has_ended = has_line or has_ended or "kind" in line.told
-        if line.is_end:
-            yield from story(line.told)
-        else:
+        told = line.story() if line.is_end else []
+        yield from told
+        if not told:
             others.append(line.text)
-    if others and not has_ended:
+        has_story = has_story or bool(told)
+        is_damaged = is_damaged or (line.is_end and not told)
+        has_ended = has_ended or line.is_end
+    if is_damaged:
+        yield f"{request_id} has ended, but the line that says how is cut off or damaged, and is not explained"
+    elif others and not has_ended:
         yield f"{request_id} has not ended in {reading}; {ASK}"
     if others:
-        yield "The log also says:" if has_line else "The log says:"
+        yield "The log also says:" if has_story else "The log says:"
         yield from (f"  {text}" for text in others)

@@ -133,17 +133,15 @@ async def grow_prompts(bench: Bench) -> list[Figure]:
     ]
 
 
-async def _window(bench: Bench, program: Program) -> Window:
-    return await bench.window(program, max(WINDOW_AT_LEAST_SECONDS, bench.leg_seconds * SHARE_OF_LEG))
+async def _window(bench: Bench, program: Program, streams: Streams | None = None) -> Window:
+    return await bench.window(program, max(WINDOW_AT_LEAST_SECONDS, bench.leg_seconds * SHARE_OF_LEG), streams)
 
 
 async def _stream_window(bench: Bench, program: Program, surface: str, count: int, interval_seconds: float) -> Window:
     async with Streams(program.port, count=count, surface=surface) as streams:
         # The first event comes within two intervals.
         await asyncio.sleep(RAMP_SECONDS + 2 * interval_seconds)
-        window = await _window(bench, program)
-        streams.check()
-        return window
+        return await _window(bench, program, streams)
 
 
 async def _one_by_one(program: Program, request_bytes: bytes, seconds: float) -> Window:

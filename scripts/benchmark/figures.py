@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import operator
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 
 Value = float | int | str | None
 
+MESSAGES_MOUNT = "/llm"
 
 # The Rust routers: what a goal "below both" or "as the better one" is held against.
 ROUTERS = ("sglang-router", "vllm-router")
@@ -56,8 +58,8 @@ class Goal:
         if self.of is None:
             return compare(figure.aiogw, self.bound)
         reference = self.of.value(figure)
-        # Not divided: what is compared may be near zero, or below it where a difference is lost in noise.
-        return None if reference is None else compare(figure.aiogw, float(self.bound) * reference)
+        # Zero is what was too small to be measured: nothing can be held against it.
+        return compare(figure.aiogw, float(self.bound) * reference) if reference else None
 
 
 _COMPARE: dict[str, Callable[..., bool]] = {"<=": operator.le, ">=": operator.ge, "=": operator.eq}
@@ -99,8 +101,8 @@ class Figure:
     """One row of the table.
 
     ``clock`` says what the value hangs on: ``cpu`` time and a ``count`` hold on a busy machine, ``wall`` time suffers.
-    ``aiogw`` None: it could not be measured, and ``name`` says why.  ``others``: the values of the other programs.
-    ``curve``: what the figure was read from, if it is to be drawn.
+    ``aiogw`` None: there is no such value.  ``others``: the values of the other programs.  ``curve``: what the figure
+    was read from, if it is to be drawn.  Not ``measured``: ``name`` says why.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Figure:
     others: Mapping[str, Value] = field(factory=dict)
     goals: tuple[Goal, ...] = ()
     curve: Curve | None = None
+    measured: bool = True
 
     def ratio_to(self, name: str) -> float | None:
         other = self.others.get(name)
@@ -117,22 +120,21 @@ class Figure:
             return None
         return self.aiogw / other
 
-    @property
-    def missed(self) -> bool:
-        return any(goal.met(self) is False for goal in self.goals)
-
 
 LEFT_ALIGNED = ("figure", "unit", "clock", "goal", "met")
 
 
 def table(figures: Sequence[Figure], revision: str | None = None) -> str:
     """A column for each program; with ``revision``, a ratio to that one beside the ratio to HAProxy."""
-    # In the order in which they first come, each once.
-    programs = list(dict.fromkeys(name for figure in figures for name in figure.others))
-    compared = [name for name in (revision, "HAProxy") if name in programs]
+    # In the order in which they first come, each once; what was asked for has a column also if nothing is in it.
+    asked = () if revision is None else (revision,)
+    programs = list(dict.fromkeys((*asked, *(name for figure in figures for name in figure.others))))
+    compared = [name for name in (revision, "HAProxy") if name is not None and name in programs]
     headings = ("figure", "unit", "clock", "aiogw", *programs, *(f":{name}" for name in compared), "goal", "met")
     rows = [headings, *(_row(figure, programs, compared) for figure in figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
+    # Of what was measured: a reason may be long.
+    wide = [headings, *(row for row, figure in zip(rows[1:], figures, strict=True) if figure.measured)]
+    widths = [max(len(row[column]) for row in wide) for column in range(len(headings))]
     lines = [
         "  ".join(
             cell.ljust(width) if heading in LEFT_ALIGNED else cell.rjust(width)
@@ -140,11 +142,35 @@ def table(figures: Sequence[Figure], revision: str | None = None) -> str:
         ).rstrip()
         for row in rows
     ]
-    lines.insert(1, "-" * max(map(len, lines)))
+    lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
     return "\n".join(lines)
 
 
+def legend(figures: Sequence[Figure], revision: str | None = None) -> list[str]:
+    """What a reader of the table has to be told: of what stands in it, a line for each."""
+    goals = [goal for figure in figures for goal in figure.goals]
+    others = {name for figure in figures for name in figure.others}
+    compared = [name for name in (revision, "HAProxy") if name is not None and name in others]
+    lines = [f":{name} is the value of aiogw divided by that of {name}" for name in compared]
+    if goals:
+        lines.append("(#N): the goal was set in issue N of this repository")
+    if any(goal.of in (CHEAPER_ROUTER, DEARER_ROUTER) for goal in goals):
+        lines.append(
+            f"better, dearer router: {' or '.join(ROUTERS)}, whichever has the lower or higher value in that row"
+        )
+    if any(figure.name.endswith(MESSAGES_MOUNT) and set(figure.others) - {revision} for figure in figures):
+        lines.append("rows of /llm: the peers do not speak it, so beside aiogw's value stand theirs of /v1")
+    return lines
+
+
+def verdict(figures: Iterable[Figure]) -> Counter[bool | None]:
+    """How many goals were met (True), missed (False), or could not be compared (None)."""
+    return Counter(goal.met(figure) for figure in figures for goal in figure.goals)
+
+
 def _row(figure: Figure, programs: Sequence[str], compared: Sequence[str]) -> tuple[str, ...]:
+    if not figure.measured:
+        return (figure.name, *[""] * (5 + len(programs) + len(compared)))
     words = {True: "yes", False: "NO", None: "-"}
     # What a count is over HAProxy's says nothing, over another revision's it does.
     ratios = (None if figure.clock == "count" and name == "HAProxy" else figure.ratio_to(name) for name in compared)
@@ -181,7 +207,14 @@ def of_programs(name: str, unit: str, clock: str, values: Mapping[str, Value], *
     return Figure(name=name, unit=unit, clock=clock, aiogw=values["aiogw"], others=others, goals=goals)
 
 
+def not_measured(name: str, reason: str) -> Figure:
+    return Figure(name=f"{name}: NOT MEASURED: {reason}", unit="", clock="", aiogw=None, measured=False)
+
+
 def p50_and_p99(name: str, unit: str, samples: Mapping[str, list[float]], *goals_of_p99: Goal) -> list[Figure]:
+    for program, each in samples.items():
+        if not each:
+            raise ValueError(f"{name}: there was none of {program}")
     return [
         of_programs(f"{name}, p50", unit, "wall", {key: quantile(each, 0.5) for key, each in samples.items()}),
         of_programs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +18,7 @@ from benchmark.load import KEY, connect
 from benchmark.processes import ROOT, Program, ProgramFailed, Setting, free_ports, last_words, process, ready
 
 SCRAPE_INTERVAL_SECONDS = 1
+BODY_MEMORY = re.compile(rb"^aiogw_body_memory_bytes (\S+)", re.MULTILINE)
 MAX_CONNECTIONS = 12_000
 
 
@@ -48,14 +50,22 @@ class Gateway:
         key_file.write_text(KEY)
         try:
             path.write_text(tomli_w.dumps(self._config(setting, port, admin_port, key_file)))
-        except (KeyError, TypeError, OSError) as error:
-            raise ProgramFailed(f"{self.name} has no etc/gateway.toml that can be used here: {error!r}") from None
+        except KeyError as error:
+            raise ProgramFailed(f"the etc/gateway.toml of {self.name} has no {error}, which is needed here") from None
+        except (TypeError, OSError, tomllib.TOMLDecodeError) as error:
+            raise ProgramFailed(f"{self.name} has no etc/gateway.toml that can be used here: {error}") from None
         command = [sys.executable, "-m", "aiogw", "--config", str(path)]
         with process(command, log, root=self.root) as started:
             await ready(started, self.name, log, admin_port, path="/readyz")
             scraping = asyncio.create_task(_scrape(admin_port))
             try:
-                yield Program(name=self.name, port=port, pid=started.pid, speaks=("openai", "anthropic"))
+                yield Program(
+                    name=self.name,
+                    port=port,
+                    pid=started.pid,
+                    speaks=("openai", "anthropic"),
+                    admin_port=admin_port,
+                )
                 if scraping.done():
                     raise ProgramFailed(f"{self.name} was no longer scraped: {scraping.exception()!r}")
             finally:
@@ -94,8 +104,22 @@ async def _scrape(admin_port: int) -> None:
     """Ask for the metrics as Prometheus does, though more often than anybody lets it."""
     while True:
         await asyncio.sleep(SCRAPE_INTERVAL_SECONDS)
-        connection = await connect(admin_port)
-        answer = await connection.send(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\naccept-encoding: gzip\r\n\r\n")
-        connection.abort()
-        if answer.status != 200:
-            raise ConnectionError(f"/metrics answered {answer.status}")
+        await _metrics(admin_port, encoding="gzip")
+
+
+async def body_memory_bytes(program: Program) -> float | None:
+    """What a gateway says that it holds of request bodies; None if it says nothing of the kind."""
+    if program.admin_port is None:
+        return None
+    found = BODY_MEMORY.search(await _metrics(program.admin_port, encoding="identity"))
+    return float(found[1]) if found else None
+
+
+async def _metrics(admin_port: int, *, encoding: str) -> bytes:
+    connection = await connect(admin_port)
+    head = f"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\naccept-encoding: {encoding}\r\n\r\n"
+    answer = await connection.send(head.encode())
+    connection.abort()
+    if answer.status != 200:
+        raise ConnectionError(f"/metrics answered {answer.status}")
+    return answer.body

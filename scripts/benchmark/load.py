@@ -248,7 +248,7 @@ class Paced(Clients):
 
 
 class Streams(Clients):
-    """``count`` event streams; ``late_us``: how old each event was when it arrived."""
+    """``count`` event streams; ``late_us``: how old each event was as it came; ``written_ns``: when it was written."""
 
     def __init__(self, port: int, *, count: int, surface: str) -> None:
         super().__init__()
@@ -256,6 +256,7 @@ class Streams(Clients):
         self._count = count
         self._surface = surface
         self.late_us: list[float] = []
+        self.written_ns: list[int] = []
 
     async def __aenter__(self) -> Self:
         self.connections = [await connect(self._port, self._take) for _ in range(self._count)]
@@ -269,9 +270,14 @@ class Streams(Clients):
         if not all(connection.usable for connection in self.connections):
             raise ConnectionError("a stream ended while it was measured")
 
+    def received(self, since: float, until: float) -> int:
+        """How many events have arrived of those that were written between two times of the monotonic clock."""
+        return sum(since <= ns / 1e9 <= until for ns in self.written_ns)
+
     def _take(self, piece: bytes) -> None:
         now_ns = time.monotonic_ns()
         for stamp in STAMP.findall(piece):
+            self.written_ns.append(int(stamp))
             self.late_us.append((now_ns - int(stamp)) / 1e3)
 
 

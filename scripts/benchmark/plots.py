@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,13 @@ MATPLOTLIB_MISSING = "matplotlib is not installed; to have the curves drawn: .ve
 
 def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
+
+
+def make_place(directory: Path) -> None:
+    """Where pictures can be written; raises OSError if they cannot, which is better known before all is measured."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=directory):
+        pass
 
 
 def draw(curves: Iterable[Curve], directory: Path) -> list[Path]:

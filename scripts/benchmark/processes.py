@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import socket
 import subprocess
 import time
@@ -32,12 +33,16 @@ class ProgramFailed(Exception):
 
 @frozen(kw_only=True)
 class Program:
-    """A running program and where it accepts requests.  ``speaks``: the surfaces it can be asked in."""
+    """A running program and where it accepts requests.
+
+    ``speaks``: the surfaces it can be asked in.  ``admin_port``: where it has /metrics, if it is a gateway.
+    """
 
     name: str
     port: int
     pid: int
     speaks: tuple[str, ...]
+    admin_port: int | None = None
 
     def cpu_seconds(self) -> float:
         """User and system time of the process and its descendants: what holds on a busy machine."""
@@ -123,7 +128,11 @@ async def _answers(port: int, path: str | None) -> bool:
 
 
 def last_words(log: Path) -> str:
-    return log.read_text(errors="replace").strip()[-300:] or "it printed nothing"
+    """The end of what it printed, as one line of whole words."""
+    words = "; ".join(line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip())
+    if len(words) > 300:
+        words = f"... {words[-300:].partition(' ')[2]}"
+    return words or "it printed nothing"
 
 
 def free_ports(count: int) -> list[int]:
@@ -166,6 +175,14 @@ def _process_tree(pid: int) -> list[int]:
     for parent in tree:  # which grows while it is walked
         tree += children[parent]
     return tree
+
+
+def processor_model() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def machine_busy_seconds() -> float:

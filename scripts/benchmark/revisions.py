@@ -34,6 +34,14 @@ def revision(asked: str) -> Revision:
     return Revision(name=name, title=_git("log", "-1", "--format=%s", name) or "")
 
 
+def work_tree() -> str:
+    """The commit that the work tree is of, and whether anything has been changed since."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    if commit is None:
+        return "not a git checkout"
+    return f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
+
+
 def take_out(revision: Revision, directory: Path) -> Path:
     """The source tree of ``revision``, in ``directory``; nothing is left of it in the repository."""
     tree = directory / revision.name

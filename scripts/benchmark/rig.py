@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Self, TypeVar
 
 from attrs import field, frozen
 
-from benchmark.load import ClientConnection, connect, post, request
+from benchmark.load import ClientConnection, Streams, connect, post, request
 from benchmark.processes import Launcher, Program, Setting
 
 # The slots that are fought for, and a queue that never fills.
@@ -28,6 +30,9 @@ QUEUE_TIMEOUT_SECONDS = 60
 RAMP_SECONDS = 0.4
 # How long requests that were left behind may take to end before the next measurement.
 QUIET_POLL_SECONDS, QUIET_POLLS = 0.02, 750
+# Of what the upstream wrote, so much has to arrive, and so soon after a window: a program that keeps events back or
+# loses them is not cheap.
+ARRIVING_SHARE, ARRIVING_SECONDS = 0.95, 1.0
 
 T = TypeVar("T")
 
@@ -97,10 +102,14 @@ class Window:
 
     @property
     def cpu_us_per_request(self) -> float:
+        if not self.completed:
+            raise ValueError("no request was completed while it was measured")
         return self.cpu_seconds / self.completed * 1e6
 
     @property
     def cpu_us_per_event(self) -> float:
+        if not self.events:
+            raise ValueError("the upstream wrote no event while it was measured")
         return self.cpu_seconds / self.events * 1e6
 
 
@@ -109,6 +118,7 @@ class Bench:
     """One run: what was asked for, and what it is measured with.
 
     ``launchers`` are of the programs that all is asked of, the gateway first; ``peers`` take part in a few scenarios.
+    ``notes``: what whoever reads the figures has to be told beside them.
     """
 
     seconds: float
@@ -118,6 +128,7 @@ class Bench:
     directory: Path
     stub: StubControl
     progress: Callable[[str], None]
+    notes: list[str] = field(factory=list)
 
     @property
     def leg_seconds(self) -> float:
@@ -170,16 +181,26 @@ class Bench:
         for _ in range(WARM_UP_REQUESTS):
             answer = await connection.send(request(surface))
             if answer.status != 200:
-                raise ConnectionError(f"{program.name} answered {answer.status} on {surface}: {answer.body[:200]!r}")
+                said = shorten(answer.body.decode(errors="replace"), 200, placeholder=" ...")
+                raise ConnectionError(f"{program.name} answered {answer.status} on {MOUNTS[surface]}: {said}")
         connection.abort()
 
-    async def window(self, program: Program, seconds: float) -> Window:
-        """Let the load that is on run for ``seconds``, and say what came of it."""
+    async def try_out(self, launch: Launcher) -> None:
+        """Start it and ask it once in all that it speaks; raises ProgramFailed or OSError."""
+        async with launch(self.setting(cap=CAP, queue_limit=AMPLE_QUEUE)) as program:
+            for surface in program.speaks:
+                await self._warm_up(program, surface)
+
+    async def window(self, program: Program, seconds: float, streams: Streams | None = None) -> Window:
+        """Let the load that is on run for ``seconds``, and say what came of it; raises if ``streams`` lack events."""
         before = await self.stub.account()
         cpu_before = program.cpu_seconds()
         await asyncio.sleep(seconds)
         cpu_after = program.cpu_seconds()
         after = await self.stub.account()
+        if streams is not None:
+            streams.check()
+            await self._arrived(program, streams, before, after)
         return Window(
             seconds=after["now"] - before["now"],
             cpu_seconds=cpu_after - cpu_before,
@@ -189,6 +210,19 @@ class Bench:
             max_in_flight=after["max_in_flight"],
             handovers_us=after["handovers_us"][len(before["handovers_us"]) :],
         )
+
+    @staticmethod
+    async def _arrived(program: Program, streams: Streams, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Wait until clients have what was written between two accounts."""
+        written = after["events"] - before["events"]
+        give_up_at = time.monotonic() + ARRIVING_SECONDS
+        while (received := streams.received(before["now"], after["now"])) < ARRIVING_SHARE * written:
+            if time.monotonic() > give_up_at:
+                raise ConnectionError(
+                    f"clients of {program.name} had received {received:,} of {written:,} events that the upstream "
+                    f"wrote, {ARRIVING_SECONDS:g} s after the last of them"
+                )
+            await asyncio.sleep(0.01)
 
 
 def on_surface(surface: str, by_key: Mapping[tuple[str, str], T]) -> dict[str, T]:

@@ -494,6 +494,7 @@ def test_an_unlimited_upstream_admits_everybody() -> None:
     callers = [house.enter("x", weight=100) for _ in range(100)]
     house.loop.advance(1e9)
     assert ["x granted"] * 100 == house.told
+    assert {None} == {caller.admission.position for caller in callers}
     unlimited = {"cap": None, "queue_limit": 0, "queue_timeout_seconds": None}
     assert house.statistics(**unlimited, slots_in_use=10_000, grants_total=100) == house.gate.statistics()
     for caller in callers:

@@ -277,6 +277,21 @@ def test_an_end_that_is_one_passes(body: bytes) -> None:
     assert body == relay(begun(), body)
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b'data: {"choices":[{"finish_reason" : "stop"}]}\n\n', DONE, b": bye\n\n"],
+        [LAST + chunk("a", finish_reason=None)],
+        [LAST + b'data: {"choices":[{"finish_reason":null}],"usage":{}}\n\n', b"\n"],
+        [chunk("a") + DONE, USAGE],
+    ],
+    ids=["a comment behind it", "null behind it", "usage with a choice behind it", "usage behind it"],
+)
+def test_what_comes_behind_an_end_does_not_undo_it(pieces: list[bytes]) -> None:
+    """O11: a finish reason or [DONE] counts wherever it was, whatever else its read or a later one brings."""
+    assert b"".join(pieces) == relay(begun(), *pieces)
+
+
 @pytest.mark.parametrize("size", [1, 3, 1 << 20])
 def test_a_stream_that_ends_without_an_end_says_so(size: int) -> None:
     """O11: what came before it reaches the client, then one error event and no [DONE]."""
@@ -404,6 +419,14 @@ def test_a_sign_after_an_id_has_no_blank_line(events: bytes) -> None:
     """O11: once openai's decoder knows an id, each further blank line is an empty event to it, and kills it."""
     encoder = begun()
     assert events == encoder.feed(events, last=False)
+    assert b": keep-alive\n" == encoder.wait(0, None)
+
+
+def test_an_id_in_the_middle_is_remembered() -> None:
+    """O11: it may have been one event's alone, and long ago."""
+    encoder = begun()
+    for event in (chunk("a"), b"id: 1\n\n", chunk("b"), chunk("c")):
+        encoder.feed(event, last=False)
     assert b": keep-alive\n" == encoder.wait(0, None)
 
 

@@ -83,6 +83,28 @@ def asked(surface: Surface, **more: Any) -> bytes:
     return surface.body(1, **({"messages": [{"role": "user", "content": PROMPT}]} | more))
 
 
+def user(block: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [block]}]}
+
+
+TOOLS = [{"name": "f", "input_schema": {}}]
+UNSUPPORTED = "... is not supported by this gateway"
+NO_TOOL = "tool_choice.name: tool ... not found in tools"
+# What a client is shown of its own words, and what the log has instead.
+REPEATED: list[tuple[dict[str, Any], str]] = [
+    (user({"type": PROMPT}), f"messages.0.content.0.type: {UNSUPPORTED}"),
+    (user({"type": f"'\"{PROMPT}`\n"}), f"messages.0.content.0.type: {UNSUPPORTED}"),
+    ({"messages": [{"role": PROMPT, "content": "x"}]}, "messages.0.role: ... is not user, assistant or system"),
+    ({"thinking": {"type": PROMPT}}, "thinking.type: ... is not supported"),
+    ({"tools": TOOLS, "tool_choice": {"type": PROMPT}}, f"tool_choice.type: {UNSUPPORTED}"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "tool", "name": PROMPT}},
+        "tool_choice.name: tool ... not found in tools",
+    ),
+    ({"tools": [{"type": PROMPT, "name": PROMPT}]}, "tools.0: tool type ... is not supported by this gateway"),
+]
+
+
 class House:
     """A gateway with secrets, before an upstream that a test scripts."""
 
@@ -148,6 +170,10 @@ async def test_refusals_of_the_gateway(rig: Rig, surface: Surface, tmp_path: Pat
         await house.refused(413, surface, asked(surface, padding=1, messages=PROMPT * 1000))
         await house.refused(400, surface, b'{"model": "reasoning", "messages": [{"content": "' + PROMPT.encode())
         await house.refused(400, surface, asked(surface, model=7))
+        for members, detail in REPEATED if surface is ANTHROPIC else ():
+            response = await house.ask(surface, asked(surface, **members))
+            assert (response.status, PROMPT.encode() in response.body) == (400, True)
+            await house.gateway.record(outcome="invalid_request", detail=detail, model="reasoning")
         await house.refused(503, surface, asked(surface, model="nowhere"))
         if surface is OPENAI:
             await house.refused(422, surface, asked(surface, n=3))

@@ -378,7 +378,10 @@ async def test_without_a_gate_nobody_waits(rig: Rig) -> None:
     for exchange in list(upstream.exchanges):
         exchange.answer()
     for client in clients:
-        assert (await client.response()).status == 200
+        response = await client.response()
+        assert (response.status, response.header("x-aiogw-queue-position")) == (200, None)
+    await eventually(lambda: len(gateway.records) == 150)
+    assert not any("position" in record for record in gateway.records)
 
 
 def test_transcripts_are_there() -> None:

@@ -138,6 +138,20 @@ async def test_a_model_that_is_not_there_is_named(rig: Rig, surface: Surface, pr
         assert ("model_not_found", 404) == (record["outcome"], record["status"])
 
 
+async def test_what_was_wrong_is_named(rig: Rig, surface: Surface, process: bool) -> None:
+    """The member and the reason, in the log as its client was told them; in a bounded line, whatever was sent."""
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream, process=process)
+    await rig.ask(gateway, surface, model=7)
+    assert "model: " in (await gateway.record(outcome="invalid_request"))["detail"]
+    client = await rig.client(gateway)
+    await client.post(surface.path, b'{"model": "reasoning", ' + b'"x' * 5000)
+    assert (await client.response()).status == 400
+    detail = (await gateway.record(outcome="invalid_body"))["detail"]
+    assert "JSON" in detail
+    assert len(detail) < 200
+
+
 async def test_what_was_said_is_not_logged(rig: Rig) -> None:
     """R61: neither prompts nor answers nor credentials appear in the log, however a request ends."""
     upstream = await rig.upstream(answer)

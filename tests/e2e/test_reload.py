@@ -367,6 +367,8 @@ async def test_the_log_changes_its_level_and_its_form(rig: Rig) -> None:
     assert await gateway.reload(of(upstream, server={"log_format": "text"}))
     await rig.ask(gateway, OPENAI)
     await eventually(lambda: any("Z info aiogw.access: " in line for line in gateway.lines))
+    assert await gateway.reload(of(upstream, server={"log_format": "auto"}))
+    assert any(line.startswith("{") and "the configuration is taken" in line for line in gateway.lines)
 
 
 async def test_no_reload_during_a_drain(rig: Rig) -> None:

@@ -9,7 +9,6 @@ import ast
 import asyncio
 import logging
 import os
-import re
 import signal
 import socket
 import threading
@@ -31,6 +30,7 @@ from rig import (
     answer,
     chunk,
     eventually,
+    resident_bytes,
     upstream_table,
     vllm_error,
 )
@@ -235,7 +235,7 @@ async def test_a_long_stream_is_not_kept(rig: Rig) -> None:
     exchange.begin_stream(FIRST_EVENT)
     head = await client.read_head()
     assert head.status == 200
-    before = resident_kib(gateway)
+    before = resident_bytes(gateway, peak=True)
 
     async def talk() -> None:
         for _ in range(500):
@@ -249,14 +249,7 @@ async def test_a_long_stream_is_not_kept(rig: Rig) -> None:
         size += len(data)
     await talking
     assert size == 500 * len(event) + sum(map(len, (FIRST_EVENT, *STREAM[3:])))
-    assert resident_kib(gateway) - before < 16 << 10
-
-
-def resident_kib(gateway: Daemon) -> int:
-    """The most that was ever resident."""
-    found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{gateway.pid}/status").read_text())
-    assert found is not None
-    return int(found[1])
+    assert resident_bytes(gateway, peak=True) - before < 16 << 20
 
 
 async def test_fields_of_browsers(rig: Rig, process: bool) -> None:

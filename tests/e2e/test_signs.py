@@ -723,8 +723,8 @@ async def test_the_sdks_raise_on_a_refusal_after_signs(rig: Rig) -> None:
     upstream = await rig.upstream()
     daemon, _, holder = await busy(rig, upstream, True, queue_timeout_seconds=0.5)
     async with impatient(daemon) as (one, other):
-        with pytest.raises(openai.APIError, match="became free within"):
+        with pytest.raises(openai.APIError, match="no room for this request within"):
             await streamed_by_openai(one)
-        with pytest.raises(anthropic.APIStatusError, match="became free within"):
+        with pytest.raises(anthropic.APIStatusError, match="no room for this request within"):
             await streamed_by_anthropic(other)
     holder.answer()

@@ -28,6 +28,7 @@ from rig import (
     chunk,
     eventually,
     everywhere,
+    resident_bytes,
 )
 
 MEGABYTE = 1 << 20
@@ -320,6 +321,19 @@ async def full(rig: Rig) -> AsyncIterator[RunningGateway]:
     await holder.send(announce(OPENAI, 30 * MEGABYTE))
     await holds(gateway, 30 * MEGABYTE)
     return gateway
+
+
+async def test_what_is_announced_takes_no_memory_yet(rig: Rig) -> None:
+    """A client that announces 64 MB and sends a byte costs what a byte costs."""
+    daemon = await rig.daemon(await rig.upstream(), server={"max_body_bytes": 64 << 20, "body_memory_bytes": 200 << 20})
+    before = resident_bytes(daemon)
+    for number in (1, 2, 3):
+        client = await rig.client(daemon)
+        await client.send(announce(OPENAI, 64 << 20))
+        await holds(daemon, number * (64 << 20))
+        await client.send(b"{")
+    assert 200 == (await daemon.admin("/livez")).status  # and so it has read the bytes
+    assert resident_bytes(daemon) - before < 32 << 20
 
 
 LARGE = [{"role": "user", "content": "x" * (20 * MEGABYTE)}]

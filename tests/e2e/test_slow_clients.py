@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import time
-from pathlib import Path
 
 import pytest
 from rig import (
@@ -16,7 +14,6 @@ from rig import (
     STREAM,
     TEXT,
     WHOLE,
-    Daemon,
     Exchange,
     RawClient,
     Response,
@@ -29,6 +26,7 @@ from rig import (
     everywhere_both_ways,
     framed,
     head,
+    resident_bytes,
 )
 
 MEGABYTE = 1 << 20
@@ -271,8 +269,3 @@ async def test_a_hundred_clients_that_read_nothing(rig: Rig) -> None:
     assert max(late) < 2
     # For each response_buffer_bytes, and one read from its upstream.
     assert grown < 64 * MEGABYTE
-
-
-def resident_bytes(daemon: Daemon, *, peak: bool = False) -> int:
-    status = Path(f"/proc/{daemon.pid}/status").read_text()
-    return int(re.findall(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", status)[0]) << 10

@@ -564,13 +564,38 @@ async def test_explain_tells_a_story(rig: Rig, log_format: str, before: str) -> 
     assert "ended by the client: it closed its connection, while it waited (client_gone)" in out
     assert "was let through" not in out
     _, out, _ = await command("explain", "id-4", stdin=log)
-    assert "ended by the gateway: all slots were taken and all places in the queue as well (queue_full)" in out
+    assert "ended by the gateway: all places in the queue were taken (queue_full)" in out
     assert re.search("the client was told 503, and to come back in [0-9]+ s$", out, re.MULTILINE)
-    assert "reasoning had 1 of 1 slots in use, and 2 of 2 places in its queue taken by others" in out
+    assert "reasoning had 1 of 1 slots in use, and 2 of 2 places in its queue taken by other requests" in out
     code, out, err = await command("explain", "id", stdin=log)
     assert (1, "") == (code, out)
     read = r"the \d+ lines that were read, from 2\S+Z to 2\S+Z"
     assert re.fullmatch(f"aiogw: no line about id in {read}; what runs or waits now is in aiogw status .*\n", err)
+
+
+async def test_explain_of_a_heavy_request(rig: Rig) -> None:
+    """It waits for as many slots as it asked for, and who is refused meanwhile is not told that none is free."""
+    upstream = await rig.upstream()
+    daemon = await rig.daemon(upstream, cap=2, queue_limit=1)
+    await rig.post(daemon, OPENAI, 1)
+    await upstream.exchange(0)
+    heavy = await rig.client(daemon)
+    await heavy.post(OPENAI.path, OPENAI.body(2, n=2), "x-request-id: id-2")
+    await daemon.waiting(1)
+    refused = await rig.ask(daemon, OPENAI, 3)
+    message = "The free slots of the upstream 'reasoning' are too few for the request that is next (1 of 2)"
+    assert OPENAI.error(refused)["message"].startswith(message)
+    (await upstream.tagged(1)).answer()
+    (await upstream.tagged(2)).answer()
+    await heavy.response()
+    await daemon.record(request_id="id-2", sequences=2)
+    log = "\n".join(daemon.lines).encode()
+    _, out, _ = await command("explain", "id-2", stdin=log)
+    assert "came to the gate of reasoning for 2 slots with 0 ahead of it" in out
+    _, out, _ = await command("explain", refused.header("x-request-id") or "", stdin=log)
+    assert "ended by the gateway: all places in the queue were taken (queue_full)" in out
+    assert "reasoning had 1 of 2 slots in use, and 1 of 1 places in its queue taken by other requests" in out
+    assert "the free slots were too few for the request that was next" in out
 
 
 async def test_explain_reads_a_file(rig: Rig, tmp_path: Path) -> None:

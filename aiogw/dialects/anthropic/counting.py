@@ -87,8 +87,9 @@ class CountEncoder:
 
     def refused(self, error: UpstreamStatus) -> GatewayError:
         if error.upstream_status in (404, 405, 501) and not error.about_model:
-            hint = "This upstream does not count tokens: estimate, or read input_tokens of a response."
-            return UnknownEndpoint(method="POST", path=self._path, hint=hint)
+            hint = "Estimate, or read input_tokens of a response."
+            reason = "its upstream does not count tokens"
+            return UnknownEndpoint(method="POST", path=self._path, hint=hint, reason=reason)
         if error.about_model:
             # It names the model as the engine knows it; the client knows it by this name.
             return evolve(error, upstream_message=f"The model `{self._upstream}` does not exist.")

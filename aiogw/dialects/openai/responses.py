@@ -67,9 +67,7 @@ class PassThrough:
         self._events = False
         self._repeats = terms.repeat_reasoning_as is not None
         self._looks = terms.accounting or self._repeats
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._edge = b""
+        self._held = bytearray()
         self._in_event = False
         self._has_ids = False
         self._finished = not terms.must_finish
@@ -112,12 +110,13 @@ class PassThrough:
                 return b""
         else:
             self._in_event = False
-        if not self._passed:
-            self._has_ids = b"id:" in data and _ID.search(data) is not None
+        # One line and its blank one, as an engine writes for each token: what it is can be told from its two ends, and
+        # searches through all of it would cost more than anything else.
+        single = data.find(b"\n") == len(data) - 2
+        if not self._has_ids:
+            self._has_ids = data.startswith(b"id:") if single else b"id:" in data and _ID.search(data) is not None
         if not self._finished:
-            # From behind, where it stands: a search through the whole of each token's event would cost most of all.
-            reason = data.rfind(_FINISH_REASON)
-            self._finished = reason >= 0 and data.startswith(_FINISHED, reason)
+            self._finished = _finishes(data, single=single)
         if self._looks and ((self._terms.accounting and b'"usage"' in data) or (self._repeats and b'"delta"' in data)):
             data = b"".join([self._look(event) for event in _EVENT.findall(data)])
         self.said_all = data.endswith(_DONE)
@@ -139,12 +138,8 @@ class PassThrough:
             text = f"queued: {ahead} ahead, about {estimated_seconds:.0f} s to wait"
         elif ahead:
             text = f"queued: {ahead} ahead"
-        # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.  Where
-        # events have ids, the first and the last have them, and nobody looks for them in those between.
-        if self._has_ids or _ID.search(self._passed):
-            self._has_ids = True
-            return f": {text}\n".encode()
-        return f": {text}\n\n".encode()
+        # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.
+        return f": {text}\n".encode() + (b"" if self._has_ids else b"\n")
 
     def refused(self, error: UpstreamStatus) -> GatewayError:
         return error
@@ -167,28 +162,23 @@ class PassThrough:
     def _whole_events(self, data: bytes, *, last: bool) -> bytes:
         """What there is, up to the end of its last event; the rest is held back unless it is the last or too much.
 
-        What is held has no end in it, so that an event of many reads is looked through once and joined once.
+        What is held has no end in it, so that an event of many reads is looked through once.
         """
-        cut = max(0, _end_of_events(self._edge + data) - len(self._edge))
-        rest_bytes = len(data) - cut + (0 if cut else self._held_bytes)
+        held = self._held
+        edge = bytes(held[-_EDGE_BYTES:])
+        cut = max(0, _end_of_events(edge + data) - len(edge))
+        rest_bytes = len(data) - cut + (0 if cut else len(held))
         if cut:
             self._in_event = False
         if last or rest_bytes > HELD_BYTES:
             self._in_event = rest_bytes > 0
             cut = len(data)
         elif not cut:
-            self._hold(data)
+            held += data
             return b""
-        whole = b"".join((*self._held, data[:cut]))
-        self._held, self._held_bytes, self._edge = [], 0, b""
-        self._hold(data[cut:])
+        whole = bytes(held) + data[:cut]
+        held[:] = data[cut:]
         return whole
-
-    def _hold(self, data: bytes) -> None:
-        if data:
-            self._held.append(data)
-            self._held_bytes += len(data)
-            self._edge = (self._edge + data[-_EDGE_BYTES:])[-_EDGE_BYTES:]
 
     def _look(self, event: bytes) -> bytes:
         """One event: its usage is read, and hidden if only we asked for it; its reasoning is repeated."""
@@ -253,6 +243,13 @@ class PassThrough:
 
 def _media_type(head: ResponseHead) -> str:
     return head.content_type.partition(";")[0].strip().lower()
+
+
+def _finishes(data: bytes, *, single: bool) -> bool:
+    """Whether a stream that ends behind ``data`` is complete; ``single``: it is one event, mostly of one choice."""
+    if single and (reason := data.rfind(_FINISH_REASON)) >= 0 and data.find(_FINISH_REASON) == reason:
+        return data.startswith(_FINISHED, reason)
+    return b"[DONE]" in data or any(finished in data for finished in _FINISHED)
 
 
 def _end_of_events(data: bytes) -> int:

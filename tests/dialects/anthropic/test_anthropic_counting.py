@@ -269,6 +269,7 @@ def test_an_upstream_that_cannot_count(status: int) -> None:
     error = encoder().refused(refusal(status))
     assert isinstance(error, UnknownEndpoint)
     assert (404, False) == (error.status, error.should_retry)
+    assert "its upstream does not count tokens" == error.detail
     document = ANTHROPIC.render_error(error, "req_1")
     assert "not_found_error" == json.loads(document.body)["error"]["type"]
     assert "false" == dict(document.headers)["x-should-retry"]
