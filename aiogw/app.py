@@ -238,7 +238,9 @@ class Gateway:
             place_seconds=self._lanes.place_seconds(),
             engines=self._engine_watch.readings,
             progress=self._relay.progress(),
+            leaving=self._lanes.leaving(),
             draining=self._relay.draining,
+            reload_successful=self._reload_successful,
         )
 
     async def stop(self) -> None:

@@ -138,6 +138,10 @@ class Lanes:
     def serving(self) -> dict[str, Upstream]:
         return {name: lane.upstream for name, lane in self._serving.items()}
 
+    def leaving(self) -> set[str]:
+        """Those that are in the readings although nobody is sent there any more."""
+        return {name for name, _ in self._living()} - self._serving.keys()
+
     def _without_names(self, plan: UpstreamPlan, error: NameUnknown) -> Mapping[str, Endpoint]:
         """What to do without an answer from DNS: a first start has to be possible, and a reload has to be true."""
         lane = self._serving.get(plan.name)

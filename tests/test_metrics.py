@@ -21,6 +21,7 @@ from aiogw.record import RequestRecord
 
 GATED = GateStatistics(
     cap=6,
+    configured_cap=6,
     slots_in_use=5,
     slots_settling=1,
     queue_limit=32,
@@ -38,6 +39,7 @@ GATED = GateStatistics(
 )
 UNLIMITED = GateStatistics(
     cap=None,
+    configured_cap=None,
     slots_in_use=9,
     slots_settling=0,
     queue_limit=0,

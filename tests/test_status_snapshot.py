@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiogw.admission.estimate import ENOUGH
 from aiogw.admission.readings import EndpointStatistics, GateStatistics
 from aiogw.enginewatch import EngineReading
 from aiogw.record import CLIENT_GONE, FINISH, FIRST_BYTE, QUEUE, STREAM, Progress, RequestRecord
@@ -20,6 +21,7 @@ from aiogw.status.snapshot import Readings, difference, document, merge, newcome
 def gate(**changes: Any) -> GateStatistics:
     told: dict[str, Any] = {
         "cap": 2,
+        "configured_cap": changes.get("cap", 2),
         "slots_in_use": 2,
         "slots_settling": 0,
         "queue_limit": 4,
@@ -45,10 +47,9 @@ def endpoints(**changes: Any) -> dict[str, EndpointStatistics]:
 
 def fully_told(**changes: Any) -> dict[str, Any]:
     """The document, with ages, of one upstream."""
-    draining, now = changes.pop("draining", False), changes.pop("now", 100.0)
     place_seconds = {"gpu": changes.pop("place_seconds", 4.0)}
-    told = readings(gates={"gpu": gate(**changes)}, place_seconds=place_seconds, draining=draining, now=now)
-    return with_ages(document(told))
+    own = {name: changes.pop(name) for name in ("draining", "now", "leaving", "reload_successful") if name in changes}
+    return with_ages(document(readings(gates={"gpu": gate(**changes)}, place_seconds=place_seconds, **own)))
 
 
 def record(request_id: str, **changes: Any) -> RequestRecord:
@@ -68,6 +69,8 @@ def readings(**changes: Any) -> Readings:
         "version": "1",
         "started_at": 40.0,
         "draining": False,
+        "reload_successful": True,
+        "leaving": (),
         "gates": {"gpu": gate()},
         "place_seconds": {"gpu": 4.0},
         "engines": {},
@@ -111,6 +114,9 @@ def test_a_document_of_a_busy_upstream() -> None:
         "cap": 2,
         "queue_limit": 4,
         "queue_timeout_seconds": 300.0,
+        "configured_cap": 2,
+        "rank": 0,
+        "next_needs_slots": 1,
         "estimates_measured": True,
         "newcomer": "waits",
         "newcomer_wait_seconds": 12.0,
@@ -279,17 +285,34 @@ def test_waits_are_those_of_five_minutes() -> None:
 def test_waits_in_vain_are_counted_apart() -> None:
     """Who timed out or left waited for nothing: that is no wait for a slot, and it is told beside those."""
     history = History()
-    for number in range(3):
-        history.observe(record(f"v{number}", entered_at=900.0, refused_at=960.0, ended_at=960.0))
-    assert Waits(p50_seconds=None, p95_seconds=None, in_vain=3) == history.waits(1000.0, ())["gpu"]
+    none: dict[str, Any] = {"p50_seconds": None, "p95_seconds": None, "max_seconds": None}
+    for number, outcome in enumerate(("queue_timeout", CLIENT_GONE, "queue_timeout", "draining")):
+        history.observe(
+            record(f"v{number}", entered_at=900.0, refused_at=960.0, ended_at=960.0, outcome=outcome),
+        )
+    assert Waits(**none, in_vain=3, refused=0) == history.waits(1000.0, ())["gpu"]
+    for outcome in ("queue_full", "queue_too_slow", "model_not_found"):
+        history.observe(record("f", ended_at=960.0, outcome=outcome))
+    assert Waits(**none, in_vain=3, refused=2) == history.waits(1000.0, ())["gpu"]
+    assert "3 gave up or timed out; 2 refused by the queue" == figures.waits_text(
+        document(readings(waits=history.waits(1000.0, ())))["upstreams"]["gpu"]
+    )
+    history = History()
+    for _ in range(3):
+        history.observe(record("v", entered_at=900.0, refused_at=960.0, ended_at=960.0, outcome="queue_timeout"))
     history.observe(record("g", entered_at=900.0, granted_at=902.0, ended_at=990.0))
     waits = history.waits(1000.0, ())
-    assert Waits(p50_seconds=2.0, p95_seconds=2.0, in_vain=3) == waits["gpu"]
+    assert Waits(p50_seconds=2.0, p95_seconds=2.0, max_seconds=2.0, in_vain=3, refused=0) == waits["gpu"]
     told = document(readings(waits=waits))["upstreams"]["gpu"]
     assert "half waited ≤ 2.0 s, 95% ≤ 2.0 s; 3 gave up or timed out" == figures.waits_text(told)
     assert "95% got a slot at once; 3 gave up or timed out" == figures.waits_text(
         told | {"wait_p50_seconds": 0.0, "wait_p95_seconds": 0.04}
     )
+    all_at_once = {"wait_p50_seconds": 0.0, "wait_p95_seconds": 0.0, "wait_max_seconds": 0.04}
+    assert "all others got a slot at once; 3 gave up or timed out" == figures.waits_text(told | all_at_once)
+    del told["waits_in_vain"]
+    assert "all got a slot at once" == figures.waits_text(told | all_at_once)
+    told["waits_in_vain"] = 3
     assert "half got a slot at once, 95% waited ≤ 2.0 s; 3 gave up or timed out" == figures.waits_text(
         told | {"wait_p50_seconds": 0.0}
     )
@@ -343,12 +366,27 @@ def test_sizes_in_words(size: int, expected: str) -> None:
     [
         ({"slots_in_use": 1}, True, "a newcomer runs at once"),
         ({"waiting": 3}, True, "a newcomer waits ≈ 16 s"),
-        ({"waiting": 3, "ends": 0}, True, "a newcomer waits perhaps 16 s; last 5 min: nothing has ended yet"),
+        ({"waiting": 3, "ends": 0}, True, "a newcomer waits; last 5 min: nothing has ended yet"),
+        ({"waiting": 3, "ends": ENOUGH - 1}, True, "a newcomer waits perhaps 16 s; last 5 min: no requests"),
         ({"waiting": 3, "place_seconds": 90.0}, True, "a newcomer waits 5:00 min in vain"),
-        ({"waiting": 3, "place_seconds": 90.0, "ends": 0}, True, "a newcomer waits perhaps 6:00 min"),
+        ({"waiting": 3, "place_seconds": 90.0, "ends": ENOUGH - 1}, True, "a newcomer waits perhaps 6:00 min"),
         ({"waiting": 4, "refuses": "queue_full"}, False, "a newcomer is refused: queue full"),
         ({"waiting": 3, "refuses": "queue_too_slow"}, False, "a newcomer is refused: would wait too long"),
-        ({"slots_in_use": 1, "draining": True}, False, "a newcomer is refused: shutting down"),
+        ({"slots_in_use": 1, "draining": True}, False, "a newcomer is served on open connections"),
+        ({"slots_in_use": 1, "draining": True, "refuses": "draining"}, False, "a newcomer is refused: shutting down"),
+        ({"leaving": ["gpu"]}, True, "gpu: leaves: no longer in the configuration; 2 of 2 slots in use; "),
+        ({"leaving": ["gpu"]}, True, "a newcomer is not taken; "),
+        (
+            {"reload_successful": False},
+            True,
+            "\n▲ the last reload failed, its configuration is not taken; the log says",
+        ),
+        ({"cap": 2, "configured_cap": 5}, True, "2 of 2 slots in use (5 with all endpoints); "),
+        (
+            {"cap": 4, "configured_cap": 5, "slots_settling": 1},
+            True,
+            "3 of 4 slots in use (5 with all endpoints), 1 settling",
+        ),
         (
             {"endpoints": endpoints(left_out=True), "refuses": "upstream_unavailable"},
             False,
@@ -387,9 +425,10 @@ def test_an_address_that_is_not_reached() -> None:
     [
         ({}, ["≈ 4.0 s", "≈ 8.0 s", "times out in 10 s"]),
         ({"now": 106.0}, ["≈ 4.0 s", "times out in 4.0 s", "times out in 4.0 s"]),
-        ({"ends": 0}, ["perhaps 4.0 s", "perhaps 8.0 s", "perhaps 12 s"]),
+        ({"ends": 1}, ["perhaps 4.0 s", "perhaps 8.0 s", "perhaps 12 s"]),
+        ({"ends": 0}, ["-", "-", "-"]),
     ],
-    ids=["now", "later", "nothing measured"],
+    ids=["now", "later", "not enough measured", "nothing has ended"],
 )
 def test_an_estimate_and_a_deadline(changes: dict[str, Any], says: list[str]) -> None:
     """Who would wait longer than it may is told when it times out; a guess is no reason to say so."""
@@ -399,6 +438,28 @@ def test_an_estimate_and_a_deadline(changes: dict[str, Any], says: list[str]) ->
     rows = told["requests"].values()
     assert [1110.0] * 3 == [row["deadline_at"] for row in rows]
     assert says == [figures.estimate_text(told["upstreams"]["gpu"], row, told["time"]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sequences", "says"),
+    [
+        ({"cap": 6, "slots_in_use": 3, "slots_settling": 1}, 3, "needs 3 slots, 2 are free"),
+        ({"cap": 6, "slots_in_use": 5}, 2, "needs 2 slots, 1 is free"),
+        ({"cap": 6, "slots_in_use": 3}, 3, "needs 3 slots at one endpoint, 3 are free"),
+        ({"cap": 6, "slots_in_use": 6}, 3, ""),
+        ({"cap": 6, "slots_in_use": 5}, 1, ""),
+    ],
+)
+def test_what_holds_the_queue_is_told(changes: dict[str, Any], sequences: int, says: str) -> None:
+    """A head that wants more than there is, while slots are free; and each row of more than one slot says so."""
+    line = [
+        progress(1, QUEUE, record("head", entered_at=95.0, sequences=sequences)),
+        progress(2, QUEUE, record("next", entered_at=96.0)),
+    ]
+    told = with_ages(document(readings(gates={"gpu": gate(waiting=2, **changes)}, progress=line)))
+    assert says == figures.next_text(told["upstreams"]["gpu"])
+    assert (f"; the next in line {says}; a newcomer" in words.summary(told)) == bool(says)
+    assert [f" ×{sequences}" * (sequences > 1), ""] == [figures.times_text(row) for row in told["requests"].values()]
 
 
 def test_how_long_one_may_wait_is_told() -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 from rig import eventually
-from test_status_snapshot import gate, progress, readings, record
+from test_status_snapshot import UNLIMITED, gate, progress, readings, record
 
 from aiogw.admission.readings import EndpointStatistics
 from aiogw.record import FINISH, FIRST_BYTE, QUEUE, STREAM
 from aiogw.status import figures, terminal
 from aiogw.status.history import ENDINGS, SAMPLES, History
-from aiogw.status.snapshot import Document, document
+from aiogw.status.snapshot import Document, difference, document, merge
 
 
 def drawn(told: Document, *, silent_seconds: float | None = 0.1, width: int = 120, height: int = 40) -> list[str]:
@@ -56,6 +56,63 @@ def test_it_fits(width: int, height: int, waiting: int) -> None:
     for part in ("2 of 2", f"{waiting} of 200", "at most 5:00 min", "A newcomer", "refused: queue full"):
         assert part in text
     assert f"end-{ENDINGS - 1}" in text
+
+
+def three(*, waiting: int, running: int = 3) -> Document:
+    """One with a queue, one without a gate that is at work as well, and one that is idle."""
+    line = [
+        progress(number, STREAM, record(f"run-{number}-", entered_at=91.0, granted_at=92.0))
+        for number in range(running)
+    ]
+    line += [progress(100 + number, QUEUE, record(f"wait-{number}-", entered_at=95.0)) for number in range(waiting)]
+    line.append(progress(9999, STREAM, record("free-0-", granted_at=92.0, upstream="free"), upstream="free"))
+    history = History()
+    for number in range(ENDINGS):
+        history.observe(record(f"end-{number}-", ended_at=99.0))
+    gates = {
+        "idle": gate(slots_in_use=0),
+        "gpu": gate(cap=running, slots_in_use=running, waiting=waiting, queue_limit=2000),
+        "free": UNLIMITED,
+    }
+    place_seconds = dict.fromkeys(gates, 4.0)
+    return document(
+        readings(gates=gates, place_seconds=place_seconds, progress=line, endings=history.endings), most_in_line=50
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 20), (80, 24), (120, 45), (160, 60)])
+@pytest.mark.parametrize("waiting", [0, 9, 1073])
+def test_room_goes_to_requests(width: int, height: int, waiting: int) -> None:
+    """Of several upstreams: who runs, who waits and what has ended, before an idle one has more than a line."""
+    lines = drawn(three(waiting=waiting), width=width, height=height)
+    assert len(lines) <= height
+    text = "\n".join(lines)
+    shown = {kind: text.count(f"{kind}-") for kind in ("run", "wait", "free", "end")}
+    assert "idle" in text
+    assert shown["end"] >= 1
+    assert shown["run"] >= 1 or "At work  3 more" in text or "no room for" in text
+    if height >= 24:
+        assert shown["run"] >= 1
+        assert shown["wait"] >= min(1, waiting)
+    assert (shown["wait"] < waiting) == (f" {waiting - shown['wait']} more" in text or "no room for" in text)
+    assert f"and {ENDINGS - shown['end']} more" in text
+    if shown["wait"] < min(waiting, 50) or shown["end"] < ENDINGS:
+        assert len(lines) >= height - 2, "there is room for more"
+    if height == 60 and waiting == 9:
+        assert {"run": 3, "wait": 9, "free": 1} == {kind: shown[kind] for kind in ("run", "wait", "free")}
+
+
+@pytest.mark.parametrize("height", range(4, 60))
+def test_it_never_takes_more_lines_than_there_are(height: int) -> None:
+    """However many upstreams there are; what is not shown is counted."""
+    names = [f"up-{number}" for number in range(12)]
+    gates = {name: gate(slots_in_use=0) for name in names} | {"wide": gate(cap=2000)}
+    told = document(readings(gates=gates, place_seconds=dict.fromkeys(gates, 1.0)))
+    lines = drawn(told, width=80, height=height)
+    assert len(lines) <= height
+    text = "\n".join(lines)
+    shown = text.count("up-") + text.count("wide")
+    assert shown == 13 or f"and {13 - shown} more upstreams" in text
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 150])
@@ -119,6 +176,34 @@ def test_more_slots_than_a_line_has_room_for() -> None:
     """Each is a mark then, and none is left out."""
     (line,) = [line for line in drawn(busy(cap=96)) if "Slots " in line and "╌" in line]
     assert (2, 94) == (line.count("■"), line.count("╌"))
+
+
+def test_a_heavy_request_explains_itself() -> None:
+    """In its row, and at the upstream whose queue it holds; so do an upstream that leaves and a failed reload."""
+    line = [
+        progress(1, FIRST_BYTE, record("run", entered_at=91.0, granted_at=92.0, sequences=4)),
+        progress(2, QUEUE, record("wait", entered_at=95.0, sequences=3)),
+    ]
+    gates = {"gpu": gate(cap=6, configured_cap=9, slots_in_use=4, waiting=1)}
+    told = document(readings(gates=gates, progress=line, leaving=["gpu"], reload_successful=False))
+    text = "\n".join(drawn(told, width=80, height=24))
+    for part in (
+        "4 of 6  (9 with all endpoints)",
+        "before the first byte ×4",
+        "1 ×3",
+        "needs 3 slots, 2 are free",
+        "gpu  leaves: no longer in the configuration",
+        "the last reload failed, its configuration is not taken",
+    ):
+        assert part in text
+
+
+def test_upstreams_stand_as_they_are_configured() -> None:
+    """Also when a change has brought one that stands before the others."""
+    before = document(readings(gates={"a": gate(), "b": gate()}, place_seconds={"a": 1.0, "b": 1.0}))
+    after = document(readings(gates=dict.fromkeys("cab", gate()), place_seconds=dict.fromkeys("cab", 1.0)))
+    merged = merge(before, difference(before, after))
+    assert ["c", "a", "b"] == [line[4] for line in drawn(merged, height=60) if line.startswith("╭─  ")]
 
 
 def test_what_is_old_says_so() -> None:

@@ -159,7 +159,7 @@ class UpstreamGate:
             if self._is_hopeless(admission.weight, limits):
                 raise self._counted(self._too_slow_error(admission.weight, limits))
         if not self._queue.enter(admission):
-            estimated_seconds = self._newcomer_waits_seconds(admission.weight)
+            estimated_seconds = self._told_seconds(admission.weight)
             raise self._counted(
                 QueueFull(
                     upstream=self._upstream,
@@ -271,7 +271,8 @@ class UpstreamGate:
                 self._places[waiting.number] = (ahead, slots)
             self._places_at = now
         ahead, slots = self._places[admission.number]
-        return Outlook(ahead=ahead, estimated_seconds=self._estimated_wait_seconds(slots))
+        estimated_seconds = self._estimated_wait_seconds(slots) if len(self._slot_times) else None
+        return Outlook(ahead=ahead, estimated_seconds=estimated_seconds)
 
     def statistics(self) -> GateStatistics:
         queue = self._queue
@@ -279,6 +280,7 @@ class UpstreamGate:
         settling = sum(admission.weight for admission in self._settling)
         return GateStatistics(
             cap=queue.cap,
+            configured_cap=self._limits.cap if self._limits else None,
             slots_in_use=queue.slots_in_use - settling,
             slots_settling=settling,
             queue_limit=queue.queue_limit,
@@ -374,7 +376,7 @@ class UpstreamGate:
 
     def _expire(self, admission: Admission) -> None:
         self._leave(admission)
-        estimated_seconds = self._newcomer_waits_seconds(admission.weight)
+        estimated_seconds = self._told_seconds(admission.weight)
         error = QueueTimeout(
             upstream=self._upstream,
             occupancy=self.statistics().occupancy,
@@ -415,6 +417,10 @@ class UpstreamGate:
     def _newcomer_waits_seconds(self, weight: int) -> float:
         return self._estimated_wait_seconds(self._queue.slots_wanted + weight)
 
+    def _told_seconds(self, weight: int) -> float | None:
+        """The same for people: before anything has ended, the age of what runs is no measure of when it will."""
+        return self._newcomer_waits_seconds(weight) if len(self._slot_times) else None
+
     def _retry_after_seconds(self, weight: int) -> int:
         assert self._limits is not None
         return self._returns.retry_after_seconds(
@@ -426,7 +432,7 @@ class UpstreamGate:
         )
 
     def _places_taken_error(self, places: int, weight: int) -> QueuePlacesTaken:
-        estimated_seconds = self._newcomer_waits_seconds(weight)
+        estimated_seconds = self._told_seconds(weight)
         return QueuePlacesTaken(
             upstream=self._upstream,
             occupancy=self.statistics().occupancy,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from aiogw.admission.estimate import ENOUGH
 from aiogw.errors import Occupancy
 
 
@@ -49,6 +50,8 @@ class EndpointStatistics:
 class GateStatistics:
     """A reading of one upstream's queue; ``cap``, that of this moment, None: unlimited, and then nobody waits.
 
+    ``configured_cap`` is what an operator wrote; with fewer endpoints that answer, ``cap`` may be less.
+
     ``slots_in_use`` and ``slots_settling`` together are what counts against the cap: requests at work, and aborted ones
     that the engine may not have let go of yet.
     ``refusals_total`` counts by the code of the error; the two totals only ever grow.
@@ -57,6 +60,7 @@ class GateStatistics:
     """
 
     cap: int | None
+    configured_cap: int | None
     slots_in_use: int
     slots_settling: int
     queue_limit: int
@@ -68,6 +72,11 @@ class GateStatistics:
     grants_total: int
     refusals_total: Mapping[str, int]
     endpoints: Mapping[str, EndpointStatistics]
+
+    @property
+    def estimates_measured(self) -> bool:
+        """Whether they rest on enough to refuse somebody for them."""
+        return self.ends >= ENOUGH
 
     @property
     def makes_newcomers_wait(self) -> bool:
@@ -87,7 +96,10 @@ class GateStatistics:
 
 @frozen(kw_only=True)
 class Outlook:
-    """What a waiting request may be told: how many are ahead of it, and the estimated seconds until its grant."""
+    """What a waiting request may be told: how many are ahead of it, and the estimated seconds until its grant.
+
+    None: nothing has ended yet from which to tell.
+    """
 
     ahead: int
-    estimated_seconds: float
+    estimated_seconds: float | None

@@ -74,7 +74,8 @@ class ResponseEncoder(Protocol):
     def wait(self, ahead: int, estimated_seconds: float | None) -> bytes:
         """A sign of life while the request waits or the upstream says nothing presentable.
 
-        ``ahead`` is how many requests wait before it, ``estimated_seconds`` the wait to come; None: granted.
+        ``ahead`` is how many requests wait before it, ``estimated_seconds`` the wait to come; None: it is granted, or
+        nothing is known of it.
         Commits ``head`` if need be.  Empty, and ``head`` untouched, where this response cannot carry one.
         """
         ...

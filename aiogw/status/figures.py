@@ -70,6 +70,9 @@ ENDINGS = {
     "internal_error": "fault of the gateway",
 }
 
+LEAVES = "leaves: no longer in the configuration"
+RELOAD_FAILED = "▲ the last reload failed, its configuration is not taken; the log says why"
+
 # What a newcomer meets; see ``snapshot.newcomer``.
 NEWCOMERS = {
     "runs": "runs at once",
@@ -77,6 +80,8 @@ NEWCOMERS = {
     "queue_full": "is refused: queue full",
     "queue_too_slow": "is refused: would wait too long",
     "draining": "is refused: shutting down",
+    "closing": "is served on open connections",
+    "leaving": "is not taken",
     "upstream_unavailable": "is refused: no endpoint answers",
 }
 
@@ -100,6 +105,32 @@ def slots_text(one: Mapping[str, Any]) -> str:
     return f"{used} of {one['cap']}" if "cap" in one else str(used)
 
 
+def slots_more(one: Mapping[str, Any]) -> str:
+    """What else there is to say of the slots."""
+    if "cap" not in one:
+        return "no limit"
+    told = []
+    if one["configured_cap"] != one["cap"]:
+        told.append(f"({one['configured_cap']} with all endpoints)")
+    if one["slots_settling"]:
+        told.append(f"{one['slots_settling']} settling")
+    return ", ".join(told)
+
+
+def next_text(one: Mapping[str, Any]) -> str:
+    """What the next in line needs, where that is why free slots stay free."""
+    needs, free = one.get("next_needs_slots", 1), one.get("cap", 0) - one["slots_in_use"] - one["slots_settling"]
+    if needs == 1 or free < 1:
+        return ""
+    is_free = f"{free} {'is' if free == 1 else 'are'} free"
+    return f"needs {needs} slots, {is_free}" if free < needs else f"needs {needs} slots at one endpoint, {is_free}"
+
+
+def times_text(row: Mapping[str, Any]) -> str:
+    """How many slots a request takes, where it is more than one."""
+    return f" ×{row['sequences']}" if row["sequences"] > 1 else ""
+
+
 def queue_text(one: Mapping[str, Any]) -> str:
     return f"{one['waiting']} of {one['queue_limit']}"
 
@@ -117,7 +148,7 @@ def serves(one: Mapping[str, Any]) -> bool:
 
 
 def _about(one: Mapping[str, Any], wait_seconds: float) -> str:
-    # Before anything has ended it is a guess, from how long those that run have been at it.
+    # As long as the gate would refuse nobody for it, it is a guess.
     return f"{'≈' if one['estimates_measured'] else 'perhaps'} {seconds(wait_seconds)}"
 
 
@@ -144,7 +175,10 @@ def estimate_text(one: Mapping[str, Any], row: Mapping[str, Any], now: float) ->
     return _about(one, estimated_seconds)
 
 
-def _waited(p50: float, p95: float) -> str:
+def _waited(one: Mapping[str, Any], others: str) -> str:
+    p50, p95 = one["wait_p50_seconds"], one["wait_p95_seconds"]
+    if one["wait_max_seconds"] < 0.05:
+        return f"all{others} got a slot at once"
     if p95 < 0.05:
         return "95% got a slot at once"
     return (
@@ -154,13 +188,15 @@ def _waited(p50: float, p95: float) -> str:
 
 def waits_text(one: Mapping[str, Any]) -> str:
     """How long others have waited."""
-    in_vain = one.get("waits_in_vain", 0)
+    in_vain, refused = one.get("waits_in_vain", 0), one.get("refused_by_queue", 0)
     told = []
     if "wait_p50_seconds" in one:
-        told.append(_waited(one["wait_p50_seconds"], one["wait_p95_seconds"]))
+        told.append(_waited(one, " others" if in_vain or refused else ""))
     if in_vain:
         told.append(f"{in_vain} gave up or timed out")
-    if "cap" in one and not one["estimates_measured"] and one["newcomer"] == "waits":
+    if refused:
+        told.append(f"{refused} refused by the queue")
+    if one.get("newcomer") == "waits" and "newcomer_wait_seconds" not in one:
         told.append("nothing has ended yet")
     return "; ".join(told) or "no requests"
 

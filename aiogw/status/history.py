@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from attrs import frozen
 
 from aiogw.admission.readings import GateStatistics
-from aiogw.record import COMPLETED, Progress, RequestRecord
+from aiogw.errors import QueueFull, QueuePlacesTaken, QueueTimeout, QueueTooSlow
+from aiogw.record import CLIENT_GONE, COMPLETED, Progress, RequestRecord
 
 ENDINGS = 50
 WAITS_SECONDS = 300.0
@@ -31,19 +32,28 @@ class Ending:
 
 @frozen(kw_only=True)
 class Waits:
-    """Of one upstream: the waits that ended with a grant, None: there was none; and how many ended without one."""
+    """Of one upstream: the waits that ended with a grant, None: there was none; how many gave up or timed out; and how
+    many the queue refused at entry.
+    """
 
     p50_seconds: float | None
     p95_seconds: float | None
+    max_seconds: float | None
     in_vain: int
+    refused: int
+
+
+# How a wait ends in vain by the client's will or the clock, and how none begins because of those who wait.
+_IN_VAIN = {CLIENT_GONE, QueueTimeout.code}
+_REFUSED = {QueueFull.code, QueuePlacesTaken.code, QueueTooSlow.code}
 
 
 class History:
     def __init__(self) -> None:
         self._ended = 0
         self._endings: deque[Ending] = deque(maxlen=ENDINGS)
-        # When each ended, and how long it took; None: in vain.
-        self._waits: dict[str, deque[tuple[float, float | None]]] = {}
+        # When each ended, and how long it took or, without a grant, the outcome.
+        self._waits: dict[str, deque[tuple[float, float | str]]] = {}
         self._sampled = 0
         self._samples: dict[str, deque[tuple[str, Sample]]] = {}
 
@@ -59,13 +69,19 @@ class History:
         self._ended += 1
         self._endings.append(Ending(number=self._ended, record=record))
         wait_seconds = record.wait_seconds
-        if wait_seconds is None or record.upstream is None:
+        if record.upstream is None:
             return
-        assert record.entered_at is not None
+        if record.granted_at is not None and record.entered_at is not None and wait_seconds is not None:
+            wait: tuple[float, float | str] = (record.entered_at + wait_seconds, wait_seconds)
+        elif record.granted_at is None and record.outcome in (_REFUSED if wait_seconds is None else _IN_VAIN):
+            assert record.ended_at is not None
+            wait = (record.ended_at, record.outcome)
+        else:
+            return
         waits = self._waits.get(record.upstream)
         if waits is None:
             waits = self._waits[record.upstream] = deque(maxlen=MOST_WAITS)
-        waits.append((record.entered_at + wait_seconds, None if record.granted_at is None else wait_seconds))
+        waits.append(wait)
 
     def waits(self, now: float, progress: Iterable[Progress]) -> dict[str, Waits]:
         """Of those that have ended within five minutes, those of requests that still run included."""
@@ -94,11 +110,18 @@ class History:
         return {name: dict(samples) for name, samples in self._samples.items()}
 
 
-def _summed_up(waits: list[float | None]) -> Waits:
+def _summed_up(waits: list[float | str]) -> Waits:
     """Quantiles by the nearest rank: a wait that somebody had, not one between two."""
-    granted = sorted(wait for wait in waits if wait is not None)
+    granted = sorted(wait for wait in waits if not isinstance(wait, str))
+    refused = sum(wait in _REFUSED for wait in waits)
 
     def at(share: float) -> float | None:
         return granted[min(len(granted) - 1, int(share * len(granted)))] if granted else None
 
-    return Waits(p50_seconds=at(0.5), p95_seconds=at(0.95), in_vain=len(waits) - len(granted))
+    return Waits(
+        p50_seconds=at(0.5),
+        p95_seconds=at(0.95),
+        max_seconds=at(1.0),
+        in_vain=len(waits) - len(granted) - refused,
+        refused=refused,
+    )

@@ -2,13 +2,13 @@
 (() => {
   const MOST_PLACES = 50, MANY = 48, STALE_SECONDS = 6, REOPEN_SECONDS = 10;
   // Words and columns are page.py's, which puts them before this script.
-  const {phases: PHASES, endings: ENDINGS, running: RUNNING, waiting: WAITING, ended: ENDED, newcomers: NEWCOMERS} = WORDS;
+  const {phases: PHASES, endings: ENDINGS, running: RUNNING, waiting: WAITING, ended: ENDED, newcomers: NEWCOMERS, leaves: LEAVES, reload: RELOAD} = WORDS;
   const state = document.getElementById("state");
   const main = document.querySelector("main");
   const upstreams = document.getElementById("upstreams");
   const endings = document.getElementById("endings");
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  let told = null, skew = 0, heardAt = performance.now(), shownOf = 0, lost = false, drawn = false, planned = false, source;
+  let told = null, skew = 0, heardAt = performance.now(), shownOf = 0, lost = false, asked = false, drawn = false, planned = false, source;
   const sections = new Map(), chips = new Map();
 
   // -- the feed: a snapshot, then JSON merge patches (RFC 7396)
@@ -31,10 +31,13 @@
   const open = () => {
     if (source) source.close();
     source = new EventSource("status/events");
-    source.addEventListener("snapshot", event => heard(JSON.parse(event.data)));
+    source.addEventListener("snapshot", event => { asked = false; heard(JSON.parse(event.data)); });
     source.addEventListener("change", event => told && heard(merge(told, JSON.parse(event.data))));
-    source.addEventListener("error", () => { lost = true; draw(); });
+    // An error status: enough are watching perhaps, and a look now and then is had all the same.
+    source.addEventListener("error", () => source.readyState === EventSource.CLOSED ? ask() : lose());
   };
+  const lose = () => { lost = true; draw(); };
+  const ask = () => fetch("status.json").then(response => response.json()).then(document_ => { asked = true; heard(document_); }, lose);
   const silent = () => (performance.now() - heardAt) / 1000;
   let openedAt = performance.now();
   const look = () => {
@@ -82,13 +85,25 @@
     if (wait === undefined) return "-";
     return one.estimates_measured && wait > left ? "times out in " + seconds(left) : about(one, wait);
   };
-  const waited = (p50, p95) => p95 < .05 ? "95% got a slot at once"
+  const waited = (p50, p95, most, others) => most < .05 ? "all" + others + " got a slot at once" : p95 < .05 ? "95% got a slot at once"
     : (p50 < .05 ? "half got a slot at once, 95% waited" : "half waited ≤ " + seconds(p50) + ", 95%") + " ≤ " + seconds(p95);
   const waitsText = one => [
-    one.wait_p50_seconds === undefined ? "" : waited(one.wait_p50_seconds, one.wait_p95_seconds),
+    one.wait_p50_seconds === undefined ? ""
+      : waited(one.wait_p50_seconds, one.wait_p95_seconds, one.wait_max_seconds, one.waits_in_vain || one.refused_by_queue ? " others" : ""),
     one.waits_in_vain ? one.waits_in_vain + " gave up or timed out" : "",
-    !one.estimates_measured && one.newcomer === "waits" ? "nothing has ended yet" : "",
+    one.refused_by_queue ? one.refused_by_queue + " refused by the queue" : "",
+    one.newcomer_wait_seconds === undefined && one.newcomer === "waits" ? "nothing has ended yet" : "",
   ].filter(Boolean).join("; ") || "no requests";
+  const slotsMore = one => one.cap === undefined ? "no limit" : [
+    one.configured_cap !== one.cap ? "(" + one.configured_cap + " with all endpoints)" : "",
+    one.slots_settling ? one.slots_settling + " settling" : "",
+  ].filter(Boolean).join(", ");
+  const nextText = one => {
+    const needs = one.next_needs_slots ?? 1, free = (one.cap ?? 0) - one.slots_in_use - one.slots_settling;
+    return needs === 1 || free < 1 ? "" : "next in line needs " + needs + " slots" + (free < needs ? "" : " at one endpoint")
+      + ", " + free + (free === 1 ? " is" : " are") + " free";
+  };
+  const timesText = row => row.sequences > 1 ? " ×" + row.sequences : "";
   const endpointText = (at, now) => [
     at.left_out ? "left out" : "",
     at.unreached_since === undefined ? "" : "not reached since " + since(at.unreached_since, now),
@@ -186,6 +201,7 @@
       this.queueName = make("span", "", "Queue");
       this.drawing = make("div", "drawing", make("span", "", "Slots"), this.slots, this.queueName, this.queue);
       this.drawing.setAttribute("role", "img");
+      this.leaves = make("p", "leaves");
       this.endpoints = make("ul", "endpoints");
       this.endpoints.setAttribute("aria-label", "Endpoints");
       this.inUse = new Tile("Slots in use", true);
@@ -196,7 +212,7 @@
       this.running = new Table("At work", RUNNING);
       this.waiting = new Table("Waiting", WAITING);
       this.element = make(
-        "section", "", make("div", "head", make("h2", "", name), this.endpoints), this.drawing,
+        "section", "", make("div", "head", make("h2", "", name), this.leaves, this.endpoints), this.drawing,
         make("dl", "tiles", ...tiles.map(tile => tile.element)), this.running.element, this.waiting.element,
       );
       this.element.dataset.upstream = name;
@@ -205,6 +221,7 @@
 
     show(one, rows, now) {
       const gated = one.cap !== undefined;
+      setText(this.leaves, one.leaving ? LEAVES : "");
       const waiting = rows.filter(row => row.phase === "queue");
       const others = rows.filter(row => row.phase !== "queue");
       const used = one.slots_in_use + one.slots_settling;
@@ -228,22 +245,22 @@
       if (this.drawing.getAttribute("aria-label") !== label) this.drawing.setAttribute("aria-label", label);
 
       const samples = Object.entries(one.history).sort((a, b) => a[0] - b[0]).map(entry => entry[1]);
-      this.inUse.show(slotsText, !gated ? "no limit" : one.slots_settling ? one.slots_settling + " settling" : "", samples.map(s => s[0]), gated ? one.cap : 1);
+      this.inUse.show(slotsText, slotsMore(one), samples.map(s => s[0]), gated ? one.cap : 1);
       for (const tile of [this.inQueue, this.oldest, this.newcomer]) tile.element.hidden = !gated;
       if (gated) {
         setKind(this.inQueue.element, one.newcomer === "queue_full" ? "full" : "");
         this.inQueue.show(queueText, "at most " + seconds(one.queue_timeout_seconds) + " each", samples.map(s => s[1]), 1);
-        this.oldest.show(one.waiting ? seconds(now - one.waiting_since) : "nobody waits", "", samples.map(s => s[2]), 1, seconds);
+        this.oldest.show(one.waiting ? seconds(now - one.waiting_since) : "nobody waits", nextText(one), samples.map(s => s[2]), 1, seconds);
         setKind(this.newcomer.element, one.newcomer === "runs" || one.newcomer === "waits" ? "" : "full");
         this.newcomer.show(newcomerText(one), "");
         setText(this.newcomer.under, "last 5 min: " + waitsText(one));
       }
       this.running.show(others.map(row => [
-        ...origin(row), PHASES[row.phase], seconds(now - row.arrived_at),
+        ...origin(row), PHASES[row.phase] + timesText(row), seconds(now - row.arrived_at),
         row.last_byte_at === undefined ? "-" : seconds(now - row.last_byte_at), size(row.bytes),
       ]));
       this.waiting.show(waiting.map(row => [
-        ...origin(row), String(row.position), seconds(now - row.arrived_at), estimateText(one, row, now),
+        ...origin(row), row.position + timesText(row), seconds(now - row.arrived_at), estimateText(one, row, now),
       ]));
     }
 
@@ -319,7 +336,7 @@
         : lost ? "connection lost, trying again; as of " + asOf : "nothing heard since " + asOf + ", trying again");
     }
     if (!told) return;
-    if (!stale) { setKind(state, told.draining ? "draining" : "live"); setText(state, told.draining ? "shutting down" : "live"); }
+    if (!stale) { setKind(state, told.draining ? "draining" : "live"); setText(state, told.draining ? "shutting down" : asked ? "enough are watching; as of " + asOf : "live"); }
     if ((stale && shownOf === heardAt) || document.hidden) return;
     shownOf = heardAt;
     const now = stale ? told.time : Date.now() / 1000 + skew;
@@ -332,11 +349,12 @@
     const rows = Object.entries(told.requests).map(([number, row]) => ({number, ...row})).sort((a, b) => a.number - b.number);
     for (const number of [...chips.keys()]) if (!told.requests[number]) chips.delete(number);
     let used = 0, cap = 0, waiting = 0;
-    for (const [name, one] of Object.entries(told.upstreams)) {
-      if (!sections.has(name)) {
-        sections.set(name, new Upstream(name));
-        upstreams.append(sections.get(name).element);
-      }
+    setText(document.getElementById("reload"), told.reload_successful ? "" : RELOAD);
+    // A change says what is new, and not in which order.
+    for (const [name, one] of Object.entries(told.upstreams).sort((a, b) => a[1].rank - b[1].rank)) {
+      if (!sections.has(name)) sections.set(name, new Upstream(name));
+      const {element} = sections.get(name), before = upstreams.children[one.rank] ?? null;
+      if (before !== element) upstreams.insertBefore(element, before);
       sections.get(name).show(one, rows.filter(row => row.upstream === name), now);
       if (one.cap !== undefined) { used += one.slots_in_use + one.slots_settling; cap += one.cap; waiting += one.waiting; }
     }

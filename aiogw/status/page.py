@@ -28,6 +28,9 @@ def _asset(name: str) -> str:
     return "".join(f"{line.strip()}\n" for line in lines if not line.strip().startswith("//"))
 
 
+# Without the spaces around a sign, but for those of strings, and without line ends that say nothing.
+_JS = re.sub(r"""("[^"]*"|`[^`]*`)| *([^\w\s"`$]) *""", lambda one: one[1] or one[2], _asset("page.js"))
+_JS = re.sub(r"(?<=[{;,(])\n+", "", _JS)
 _STYLE = re.sub(r"\s*([{};,])\s*|(?<=:)\s+", r"\1", _asset("page.css"))
 
 # The head of a column, and its classes: n for numbers, wide for what a phone has no room for.
@@ -65,11 +68,13 @@ _WORDS = {
     "phases": figures.PHASES,
     "endings": figures.ENDINGS,
     "newcomers": figures.NEWCOMERS,
+    "leaves": figures.LEAVES,
+    "reload": figures.RELOAD_FAILED,
     "running": _RUNNING,
     "waiting": _WAITING,
     "ended": _ENDED,
 }
-_SCRIPT = f"const WORDS = {json.dumps(_WORDS, separators=(',', ':'))};\n{_asset('page.js')}"
+_SCRIPT = f"const WORDS = {json.dumps(_WORDS, separators=(',', ':'))};\n{_JS}"
 
 
 def _hash(text: str) -> str:
@@ -114,6 +119,7 @@ def render(told: Document) -> str:
         f"<style>{_STYLE}</style></head><body>"
         f'<header><h1>aiogw</h1><p id="state" class="static" role="status">as of {at}{draining}</p>'
         f'<p id="about">{escape(told["version"])}, up {uptime}</p>'
+        f'<p id="reload">{"" if told["reload_successful"] else figures.RELOAD_FAILED}</p>'
         f'<ul class="legend" aria-label="Legend">{legend}</ul></header>'
         f'<main><div id="upstreams">{sections}</div>'
         f'<section id="endings" aria-label="Endings">{_endings(told)}</section></main>'
@@ -129,6 +135,7 @@ def _upstream(name: str, one: Document, told: Document) -> str:
     endpoints = "".join(_endpoint(address, endpoint, now) for address, endpoint in one["endpoints"].items())
     return (
         f'<section data-upstream="{escape(name)}"><div class="head"><h2>{escape(name)}</h2>'
+        f'<p class="leaves">{figures.LEAVES if "leaving" in one else ""}</p>'
         f'<ul class="endpoints" aria-label="Endpoints">{endpoints}</ul></div>'
         f"{_drawing(one, running, waiting, now)}{_tiles(one)}"
         f"{_table('At work', _RUNNING, [_running_cells(row) for row in running])}"
@@ -181,16 +188,15 @@ def _title(row: Document) -> str:
 
 def _tiles(one: Document) -> str:
     slots, queue, oldest = zip(*one["history"].values(), strict=True) if one["history"] else ((), (), ())
-    settling = f"{one['slots_settling']} settling" if one["slots_settling"] else ""
-    more = settling if "cap" in one else "no limit"
-    tiles = _tile("Slots in use", figures.slots_text(one), more, _spark(slots, one.get("cap", 1)))
+    tiles = _tile("Slots in use", figures.slots_text(one), figures.slots_more(one), _spark(slots, one.get("cap", 1)))
     if "cap" in one:
         wait = figures.seconds(one["oldest_wait_seconds"]) if one["waiting"] else "nobody waits"
         full = one["newcomer"] == "queue_full"
         tiles += _tile(
             "In the queue", figures.queue_text(one), f"{figures.limit_text(one)} each", _spark(queue, 1), bad=full
         )
-        tiles += _tile("Oldest wait", wait, "", _spark(oldest, 1, figures.seconds))
+        needs = figures.next_text(one)
+        tiles += _tile("Oldest wait", wait, needs and f"next in line {needs}", _spark(oldest, 1, figures.seconds))
         waits = f'<p class="waits">last 5 min: {figures.waits_text(one)}</p>'
         tiles += _tile("A newcomer", figures.newcomer_text(one), "", waits, bad=not figures.serves(one))
     return f'<dl class="tiles">{tiles}</dl>'
@@ -220,7 +226,7 @@ def _running_cells(row: Document) -> list[str]:
     silent = figures.seconds(row["silent_seconds"]) if "silent_seconds" in row else "-"
     return [
         *_origin_cells(row),
-        figures.PHASES[row["phase"]],
+        figures.PHASES[row["phase"]] + figures.times_text(row),
         figures.seconds(row["age_seconds"]),
         silent,
         figures.size(row["bytes"]),
@@ -229,7 +235,7 @@ def _running_cells(row: Document) -> list[str]:
 
 def _waiting_cells(one: Document, row: Document, now: float) -> list[str]:
     age, estimate = figures.seconds(row["age_seconds"]), figures.estimate_text(one, row, now)
-    return [*_origin_cells(row), str(row["position"]), age, estimate]
+    return [*_origin_cells(row), f"{row['position']}{figures.times_text(row)}", age, estimate]
 
 
 def _table(caption: str, columns: _Columns, rows: Iterable[list[Any]]) -> str:

@@ -23,6 +23,8 @@ ASK_SECONDS = 10.0
 # The feed says something every two seconds, if only that there is nothing to say.
 SILENCE_SECONDS = 8.0
 RECONNECT_SECONDS = 0.25
+# So often a gateway is asked that answers, but has no feed for one more.
+ASK_AGAIN_SECONDS = 2.0
 # A line of the feed is a whole document; aiohttp's reader refuses lines of twice this size.
 LINE_BYTES = 1 << 22
 
@@ -99,5 +101,14 @@ async def follow(address: AdminAddress) -> AsyncIterator[Document | None]:
                         document = told if event.type == "snapshot" else merge(document, told)
                         yield document
             except (ClientError, OSError, ValueError):
-                yield None
-                await asyncio.sleep(RECONNECT_SECONDS)
+                told = None if document else await _glimpse(address)
+                yield told
+                await asyncio.sleep(RECONNECT_SECONDS if told is None else ASK_AGAIN_SECONDS)
+
+
+async def _glimpse(address: AdminAddress) -> Document | None:
+    """What a gateway says of this moment that has enough watchers."""
+    try:
+        return await ask(address)
+    except CannotAsk:
+        return None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 
 import msgspec
@@ -42,7 +42,9 @@ class State:
     place_seconds: Mapping[str, float]
     engines: Mapping[str, EngineReading]
     progress: Iterable[Progress]
+    leaving: Collection[str]
     draining: bool
+    reload_successful: bool
 
 
 class Status:
@@ -89,6 +91,8 @@ class Status:
             version=__version__,
             started_at=self._started_at,
             draining=state.draining,
+            reload_successful=state.reload_successful,
+            leaving=state.leaving,
             gates=state.gates,
             place_seconds=state.place_seconds,
             engines=state.engines,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -24,6 +24,8 @@ Document = dict[str, Any]
 
 # What a newcomer meets, if it is no refusal; the second would be sent to where the last attempt to connect has failed.
 RUNS, UNREACHED, WAITS = "runs", "unreached", "waits"
+# Nobody is sent there any more; and only who has a connection already is served as ever.
+LEAVING, CLOSING = "leaving", "closing"
 
 
 @frozen(kw_only=True)
@@ -31,7 +33,7 @@ class Readings:
     """All that is true at the moment ``now`` of the monotonic clock; ``unix_offset`` makes a Unix time of it.
 
     The offset stays the same from one document to the next, or every moment would change with it.  ``samples`` are
-    occupancy, queue length and oldest wait, by their number.
+    occupancy, queue length and oldest wait, by their number.  ``leaving`` are upstreams that are no longer configured.
     """
 
     now: float
@@ -39,6 +41,8 @@ class Readings:
     version: str
     started_at: float
     draining: bool
+    reload_successful: bool
+    leaving: Collection[str]
     gates: Mapping[str, GateStatistics]
     place_seconds: Mapping[str, float]
     engines: Mapping[str, EngineReading]
@@ -53,16 +57,20 @@ class Readings:
 
 def document(readings: Readings, *, most_in_line: int | None = None) -> Document:
     """The document; of each queue at most the first ``most_in_line`` requests, while all are counted."""
-    upstreams = {name: _upstream(name, gate, readings) for name, gate in readings.gates.items()}
+    upstreams = {
+        name: {"rank": rank} | _upstream(name, gate, readings)
+        for rank, (name, gate) in enumerate(readings.gates.items())
+    }
     requests = _requests(readings, most_in_line)
     for row in reversed(requests.values()):
         if row["phase"] == QUEUE and row["upstream"] in upstreams:
-            upstreams[row["upstream"]]["waiting_since"] = row["entered_at"]
+            upstreams[row["upstream"]] |= {"waiting_since": row["entered_at"], "next_needs_slots": row["sequences"]}
     return {
         "time": readings.unix_time(readings.now),
         "version": readings.version,
         "started_at": readings.unix_time(readings.started_at),
         "draining": readings.draining,
+        "reload_successful": readings.reload_successful,
         "upstreams": upstreams,
         "requests": requests,
         "endings": {str(ending.number): _ending(ending, readings) for ending in readings.endings},
@@ -86,13 +94,17 @@ def _upstream(name: str, gate: GateStatistics, readings: Readings) -> Document:
         },
         "history": dict(readings.samples.get(name, {})),
     }
+    leaving = name in readings.leaving
+    if leaving:
+        told["leaving"] = True
     if gate.cap is not None:
         told |= {
             "cap": gate.cap,
+            "configured_cap": gate.configured_cap,
             "queue_limit": gate.queue_limit,
             "queue_timeout_seconds": gate.queue_timeout_seconds,
-            "estimates_measured": gate.ends > 0,
-            "newcomer": newcomer(gate, draining=readings.draining),
+            "estimates_measured": gate.estimates_measured,
+            "newcomer": newcomer(gate, draining=readings.draining, leaving=leaving),
         }
         wait_seconds = newcomer_wait_seconds(gate, readings.place_seconds[name])
         if wait_seconds is not None:
@@ -101,7 +113,9 @@ def _upstream(name: str, gate: GateStatistics, readings: Readings) -> Document:
         told |= _without_none(
             wait_p50_seconds=_rounded(waits.p50_seconds),
             wait_p95_seconds=_rounded(waits.p95_seconds),
+            wait_max_seconds=_rounded(waits.max_seconds),
             waits_in_vain=waits.in_vain or None,
+            refused_by_queue=waits.refused or None,
         )
     if (engine := readings.engines.get(name)) is not None:
         told["engine"] = {
@@ -112,10 +126,12 @@ def _upstream(name: str, gate: GateStatistics, readings: Readings) -> Document:
     return told
 
 
-def newcomer(gate: GateStatistics, *, draining: bool) -> str:
-    """What a request of one sequence that came now would meet: the code of an error, or one of these three words."""
-    if draining:
-        return Draining.code
+def newcomer(gate: GateStatistics, *, draining: bool, leaving: bool) -> str:
+    """What a request of one sequence that came now would meet: the code of an error, or one of the words above."""
+    if leaving and gate.refuses != Draining.code:
+        return LEAVING
+    if draining and gate.refuses is None:
+        return CLOSING
     if gate.refuses is not None:
         return gate.refuses
     if not any(one.up for one in gate.endpoints.values()):
@@ -124,9 +140,11 @@ def newcomer(gate: GateStatistics, *, draining: bool) -> str:
 
 
 def newcomer_wait_seconds(gate: GateStatistics, place_seconds: float) -> float | None:
-    """What a request that came now would wait, if the queue takes it; None: nothing runs from which to tell."""
+    """What a request that came now would wait, if the queue takes it; None: nothing has ended from which to tell."""
     if not gate.makes_newcomers_wait:
         return 0.0
+    if not gate.ends:
+        return None
     return place_seconds * (gate.waiting + 1) or None
 
 
@@ -142,7 +160,8 @@ def _requests(readings: Readings, most_in_line: int | None) -> Document:
                 continue
             row["position"] = position
             place_seconds = readings.place_seconds.get(one.upstream, 0.0)
-            if place_seconds:
+            gate = readings.gates.get(one.upstream)
+            if place_seconds and gate is not None and gate.ends:
                 row["estimated_seconds"] = _coarse(place_seconds * position)
             if one.deadline_at is not None and one.deadline_at != math.inf:
                 row["deadline_at"] = readings.unix_time(one.deadline_at)

@@ -10,18 +10,28 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.styled import Styled
-from rich.table import Table
 from rich.text import Text
 
 from aiogw.record import FINISH, FIRST_BYTE, QUEUE, STREAM
 from aiogw.status import figures
 from aiogw.status.history import SAMPLES
 from aiogw.status.snapshot import Document
+from aiogw.status.tables import (
+    BAD,
+    GOOD,
+    RUNNING,
+    SOFT,
+    WAITING,
+    WARN,
+    WIDE,
+    Endings,
+    RowsShown,
+    running_cells,
+    waiting_cells,
+)
 
 REFRESH_SECONDS = 0.25
 STALE_SECONDS = 6.0
-# Columns of a terminal that has room for a model, and for whose request it is and at which API.
-WIDE, WIDEST = 120, 150
 BARS = "▁▂▃▄▅▆▇█"
 # Colours that can be told apart without seeing red or green; each also has a form of its own.
 STYLES = {
@@ -34,15 +44,12 @@ STYLES = {
 }
 MARKS = {STREAM: "■", FIRST_BYTE: "◧", "settling": "╱", "free": "╌"}
 MARK_STYLES = STYLES | {STREAM: "rgb(60,150,220)", FIRST_BYTE: "rgb(240,180,41)"}
-SOFT, BAD, GOOD = "rgb(140,145,152)", "bold rgb(230,120,70)", "rgb(60,180,150)"
-WARN = "rgb(240,180,41)"
-# An upstream without tables, and with what makes it easier on the eye; what an empty table does not cost; then the
-# endings, which are never crowded out.
-SECTION_LINES, AIRY_LINES = 10, 11
-TABLE_LINES = 2
-# As much as they need, and at most this, has to be left for tables before anything is spent on air.
-TABLE_ROOM = 12
-ENDINGS_LINES = 3 + 4
+# An upstream takes one of these: a line, its drawing and that line, all of its figures, and these with room to breathe.
+LINE, BRIEF, FULL, AIRY = range(4)
+# So many rows of a table are worth more than figures and air, and so many endings more than further rows.
+FEW_ROWS, SOME_ROWS, SOME_ENDINGS = 1, 6, 4
+# Of the slots; what is beyond them is a number.
+MOST_SLOT_LINES = 4
 
 
 async def watch(documents: AsyncIterator[Document | None], console: Console) -> None:
@@ -80,22 +87,71 @@ def view(told: Document, silent_seconds: float | None, *, width: int, height: in
         return Text(" aiogw  ◌ connecting", style=SOFT)
     # What is shown of a gateway that has fallen silent is as old as its last word.
     now = told["time"] + (0.0 if silent_seconds is None or stale else silent_seconds)
-    parts: list[RenderableType] = []
-    bad = sum(not at["up"] for one in told["upstreams"].values() for at in one["endpoints"].values())
-    beside = 1 + bad + (ENDINGS_LINES if told["endings"] else 0)
-    airy = height - beside - AIRY_LINES * len(told["upstreams"]) >= min(TABLE_ROOM, 2 * len(told["requests"]))
-    room = height - beside - (AIRY_LINES if airy else SECTION_LINES) * len(told["upstreams"])
-    rows = sorted(told["requests"].items(), key=lambda item: int(item[0]))
-    for name, one in told["upstreams"].items():
-        ours = [row for _, row in rows if row["upstream"] == name]
-        section, used = _upstream(name, one, ours, now, width=width, room=room, airy=airy)
-        room -= used
-        parts.append(section)
-    endings = sorted(told["endings"].items(), key=lambda item: -int(item[0]))
-    if endings:
-        parts.append(_endings([row for _, row in endings[: max(4, room + 4)]], width=width))
-    shown: RenderableType = Group(*parts)
-    return Group(_head(told, silent_seconds, stale), Styled(shown, "dim") if stale else shown)
+    rows = [row for _, row in sorted(told["requests"].items(), key=lambda item: int(item[0]))]
+    head = [_head(told, silent_seconds, stale)]
+    if not told["reload_successful"]:
+        head.append(Text(f" {figures.RELOAD_FAILED}", style=BAD, no_wrap=True, overflow="ellipsis"))
+    sections = [
+        _Section(name, one, [row for row in rows if row["upstream"] == name], now, width)
+        # A change says what is new, and not in which order.
+        for name, one in sorted(told["upstreams"].items(), key=lambda item: item[1]["rank"])
+    ]
+    endings = Endings([row for _, row in sorted(told["endings"].items(), key=lambda item: -int(item[0]))], width)
+    room = height - len(head) - endings.lines
+    shown = sections
+    if room < sum(section.lines for section in sections):
+        shown = sections[: max(0, room - 1)]
+        while shown and sum(section.lines for section in shown) > room - 1:
+            shown.pop()
+    left_out = len(sections) - len(shown)
+    _hand_out(shown, endings, height - len(head) - bool(left_out))
+    parts: list[RenderableType] = [section.drawn() for section in shown]
+    if left_out:
+        parts.append(Text(f" and {left_out} more upstreams", style=SOFT))
+    if endings.rows:
+        parts.append(endings.drawn())
+    group: RenderableType = Group(*parts)
+    return Group(*head, Styled(group, "dim") if stale else group)
+
+
+def _hand_out(sections: list[_Section], endings: Endings, height: int) -> None:
+    """Give the lines that are left to whom they say most; all begin with the least."""
+
+    def left() -> int:
+        return height - endings.lines - sum(section.lines for section in sections)
+
+    def raise_to(level: int, among: list[_Section]) -> None:
+        for section in among:
+            before, section.level = section.level, level
+            if left() < 0:
+                section.level = before
+
+    def add_rows(most: int) -> None:
+        tables = [table for section in sections if section.level > LINE for table in section.tables]
+        while tables:
+            for table in list(tables):
+                before = table.shown
+                # The last one takes the line of the remark that there are more.
+                table.shown += 1
+                if table.shown > min(most, len(table.rows)) or left() < 0:
+                    table.shown = before
+                    tables.remove(table)
+
+    def add_endings(most: int) -> None:
+        endings.shown = max(endings.shown, min(most, len(endings.rows), endings.shown + left()))
+
+    busy = [section for section in sections if section.busy]
+    raise_to(BRIEF, busy)
+    add_rows(FEW_ROWS)
+    raise_to(FULL, busy)
+    add_endings(SOME_ENDINGS)
+    add_rows(SOME_ROWS)
+    raise_to(AIRY, busy)
+    add_rows(max((len(table.rows) for one in busy for table in one.tables), default=0))
+    idle = [section for section in sections if not section.busy]
+    raise_to(FULL, idle)
+    raise_to(AIRY, idle)
+    add_endings(len(endings.rows))
 
 
 def _head(told: Document, silent_seconds: float | None, stale: bool) -> Text:
@@ -113,54 +169,87 @@ def _head(told: Document, silent_seconds: float | None, stale: bool) -> Text:
     return text
 
 
-def _upstream(
-    name: str, one: Document, rows: list[Document], now: float, *, width: int, room: int, airy: bool
-) -> tuple[RenderableType, int]:
-    """The section, and how many lines its tables took of ``room``."""
-    waiting = [row for row in rows if row["phase"] == QUEUE]
-    running = [row for row in rows if row["phase"] != QUEUE]
-    gated = "cap" in one
-    parts: list[RenderableType] = [
-        Text(f"✕ {address} {figures.endpoint_text(at, now)}", style=BAD, no_wrap=True)
-        for address, at in one["endpoints"].items()
-        if not at["up"]
-    ]
-    if gated or one["slots_in_use"]:
-        parts += [_slots(one, running, now, width), Text("")]
-    if one.get("queue_limit") or one["waiting"]:
-        parts += [_queue(one, waiting, now, width), *([Text("")] if airy else [])]
-    parts.append(_figures(one, now, width))
-    used = 0
-    for table, told in (
-        (_table(RUNNING, width), [_running_cells(row, now, width) for row in running]),
-        (_table(WAITING, width), [_waiting_cells(one, row, now, width) for row in waiting]),
-    ):
-        shown = told[: max(0, room - used - TABLE_LINES - 1)]
-        if not shown:
-            continue
-        for cells in shown:
-            table.add_row(*cells)
-        if len(told) > len(shown):
-            table.add_row(Text(f"and {len(told) - len(shown)} more", style=SOFT))
-        parts += [Text(""), table]
-        used += TABLE_LINES + len(shown) + (len(told) > len(shown))
-    well = [
-        Text.assemble((" ●", GOOD), (f" {address} {figures.endpoint_text(at, now)} ", SOFT))
-        for address, at in one["endpoints"].items()
-        if at["up"]
-    ]
-    panel = Panel(
-        Group(*parts),
-        title=Text(f" {figures.plain(name)} ", style="bold"),
-        title_align="left",
-        subtitle=Text("  ").join(well),
-        subtitle_align="right",
-        border_style=SOFT,
-    )
-    return panel, used
+class _Section:
+    """One upstream, in as many lines as its ``level`` and the rows of its tables take."""
+
+    def __init__(self, name: str, one: Document, rows: list[Document], now: float, width: int) -> None:
+        waiting = [row for row in rows if row["phase"] == QUEUE]
+        running = [row for row in rows if row["phase"] != QUEUE]
+        self._name, self._one = figures.plain(name), one
+        self._leaves = f"  {figures.LEAVES}" if "leaving" in one else ""
+        self._width = width
+        self._bad = [
+            Text(f"✕ {figures.plain(address)} {figures.endpoint_text(at, now)}", style=BAD, no_wrap=True)
+            for address, at in one["endpoints"].items()
+            if not at["up"]
+        ]
+        self._well = [
+            Text.assemble((" ●", GOOD), (f" {figures.plain(address)} {figures.endpoint_text(at, now)} ", SOFT))
+            for address, at in one["endpoints"].items()
+            if at["up"]
+        ]
+        self._slots = _slots(one, running, now, width) if "cap" in one or one["slots_in_use"] else []
+        self._queue = _queue(one, waiting, now, width) if one.get("queue_limit") or one["waiting"] else None
+        self._figures = _figures(one, now, width)
+        lists = [
+            RowsShown(RUNNING, [running_cells(row, now, width) for row in running], len(running), width),
+            RowsShown(WAITING, [waiting_cells(one, row, now, width) for row in waiting], one["waiting"], width),
+        ]
+        self.tables = [table for table in lists if table.total]
+        self.busy = bool(self.tables or self._bad or one["slots_in_use"] or one["slots_settling"])
+        self.level = LINE
+
+    @property
+    def lines(self) -> int:
+        return sum(lines for _, lines in self._parts()) + (0 if self.level == LINE else 2)
+
+    def _parts(self) -> list[tuple[RenderableType, int]]:
+        """What is drawn, each with its lines."""
+        if self.level == LINE:
+            mark = (" ✕ ", BAD) if self._bad else (" ● ", GOOD)
+            text = Text.assemble(
+                mark, (self._name, "bold"), (self._leaves, WARN), "  ", no_wrap=True, overflow="ellipsis"
+            )
+            if self.tables:
+                requests = sum(table.total for table in self.tables)
+                text.append(f"no room for {requests} request{'s' * (requests > 1)}, ", style=SOFT)
+            text.append_text(self._brief())
+            return [(line, 1) for line in (text, *(Text("   ").append_text(bad) for bad in self._bad))]
+        air: list[tuple[RenderableType, int]] = [(Text(""), 1)] if self.level == AIRY else []
+        gap: list[tuple[RenderableType, int]] = [(Text(""), 1)] if self.level >= FULL else []
+        parts: list[tuple[RenderableType, int]] = [(line, 1) for line in (*self._bad, *self._slots)]
+        if self._queue:
+            parts += [*(air if self._slots else []), (self._queue, 1)]
+        if parts:
+            parts += gap
+        parts += [(line, 1) for line in (self._figures if self.level >= FULL else [self._brief()])]
+        for table in self.tables:
+            parts += [*gap, (table.drawn(), table.lines)]
+        return parts
+
+    def _brief(self) -> Text:
+        one = self._one
+        text = Text(f"{figures.slots_text(one)} slots in use", style=SOFT, no_wrap=True, overflow="ellipsis")
+        if "cap" in one:
+            text.append(f", {figures.queue_text(one)} waiting, a newcomer ")
+            text.append(figures.newcomer_text(one), style="bold" if figures.serves(one) else BAD)
+        return text
+
+    def drawn(self) -> RenderableType:
+        shown = Group(*(part for part, _ in self._parts()))
+        if self.level == LINE:
+            return shown
+        return Panel(
+            shown,
+            title=Text.assemble(" ", (self._name, "bold"), (self._leaves, WARN), " "),
+            title_align="left",
+            subtitle=Text("  ").join(self._well),
+            subtitle_align="right",
+            border_style=SOFT,
+        )
 
 
-def _slots(one: Document, running: list[Document], now: float, width: int) -> Text:
+def _slots(one: Document, running: list[Document], now: float, width: int) -> list[Text]:
     """A cell for each slot, with the time it has been held; a mark for each where that is too many for a line."""
     cells: list[tuple[str, str]] = []
     for row in running:
@@ -169,18 +258,25 @@ def _slots(one: Document, running: list[Document], now: float, width: int) -> Te
             cells += [(held, row["phase"])] + [("⋯", row["phase"])] * (row["sequences"] - 1)
     cells += [("", "settling")] * one["slots_settling"]
     cells += [("", "free")] * (one.get("cap", 0) - len(cells))
-    text = Text("Slots  ", style=SOFT)
-    small = 6 * len(cells) > width - 11
-    for held, kind in cells:
-        if small:
-            text.append(MARKS[kind], style=MARK_STYLES[kind])
-        else:
+    room = width - 4 - len("Slots  ")
+    if 6 * len(cells) <= room:
+        text = Text("Slots  ", style=SOFT, no_wrap=True)
+        for held, kind in cells:
             text.append(f"{held:^5}" if held else MARKS[kind] * 5, style=STYLES[kind]).append(" ")
-    return text
+        return [text]
+    lines = []
+    for start in range(0, min(len(cells), MOST_SLOT_LINES * room), room):
+        text = Text("       " if start else "Slots  ", style=SOFT, no_wrap=True)
+        for _, kind in cells[start : start + room]:
+            text.append(MARKS[kind], style=MARK_STYLES[kind])
+        lines.append(text)
+    if len(cells) > MOST_SLOT_LINES * room:
+        lines.append(Text(f"       and {len(cells) - MOST_SLOT_LINES * room} more", style=SOFT, no_wrap=True))
+    return lines
 
 
 def _queue(one: Document, waiting: list[Document], now: float, width: int) -> Text:
-    text = Text("Queue  ", style=SOFT)
+    text = Text("Queue  ", style=SOFT, no_wrap=True, overflow="ellipsis")
     shown = waiting[: max(1, (width - 25) // 6)]  # on one line, the borders and a remark taken off
     for number, row in enumerate(shown):
         text.append(
@@ -196,36 +292,37 @@ def _queue(one: Document, waiting: list[Document], now: float, width: int) -> Te
 
 
 # What stands before a sparkline, and behind it with the borders.
-VALUE_LETTERS, SCALE_LETTERS = 43, 28
+VALUE_LETTERS, WIDE_VALUE_LETTERS, SCALE_LETTERS = 43, 56, 28
 
 
-def _figures(one: Document, now: float, width: int) -> RenderableType:
+def _figures(one: Document, now: float, width: int) -> list[Text]:
     samples = [sample for _, sample in sorted(one["history"].items(), key=lambda item: int(item[0]))]
     slots, queue, oldest = zip(*samples, strict=True) if samples else ((), (), ())
-    lines: list[RenderableType] = []
+    lines: list[Text] = []
+    letters = VALUE_LETTERS if width < WIDE else WIDE_VALUE_LETTERS
 
     def line(name: str, value: str, more: str = "", *bars: Text, style: str = "bold") -> None:
-        text = Text.assemble((f"{name:14}", SOFT), (value, style), (f"  {more}" if more else "", SOFT))
+        text = Text.assemble((f"{name:14}", SOFT), (value, style), (f"  {more}" if more else "", SOFT), no_wrap=True)
         text.truncate(width - 4, overflow="ellipsis")
         if bars:
-            text.pad_right(max(0, VALUE_LETTERS - text.cell_len))
+            text.pad_right(max(0, letters - text.cell_len))
         lines.append(text.append_text(Text("").join(bars)))
 
     def spark(values: Sequence[float], at_least: float, *write: Callable[[float], str]) -> Text:
-        drawn = _bars(values, at_least, max(8, min(60, width - VALUE_LETTERS - SCALE_LETTERS)))
+        drawn = _bars(values, at_least, max(8, min(60, width - letters - SCALE_LETTERS)))
         return Text.assemble((drawn, "rgb(60,150,220)"), (f"  {figures.scale_text(values, *write)}", SOFT))
 
-    settling = f"{one['slots_settling']} settling" if one["slots_settling"] else ""
-    more = settling if "cap" in one else "no limit"
-    line("Slots in use", figures.slots_text(one), more, spark(slots, one.get("cap", 1)))
+    line("Slots in use", figures.slots_text(one), figures.slots_more(one), spark(slots, one.get("cap", 1)))
     if "cap" in one:
         full = BAD if one["newcomer"] == "queue_full" else "bold"
         line("In the queue", figures.queue_text(one), figures.limit_text(one), spark(queue, 1), style=full)
         wait = figures.seconds(now - one["waiting_since"]) if "waiting_since" in one else "nobody waits"
         line("Oldest wait", wait, "", spark(oldest, 1, figures.seconds))
+        if needs := figures.next_text(one):
+            line("Next in line", needs, style=WARN)
         line("A newcomer", figures.newcomer_text(one), style="bold" if figures.serves(one) else BAD)
         line("Last 5 min", figures.waits_text(one), style=SOFT)
-    return Group(*lines)
+    return lines
 
 
 def _bars(values: Sequence[float], at_least: float, width: int) -> str:
@@ -238,82 +335,3 @@ def _bars(values: Sequence[float], at_least: float, width: int) -> str:
         part = values[max(0, round(from_end + number * each)) : max(0, round(from_end + (number + 1) * each))]
         drawn.append(BARS[min(7, int(8 * max(part) / top))] if part else " ")
     return "".join(drawn)
-
-
-# The columns of words, each with the width of a terminal that has room for it; then those of figures, with theirs.  The
-# first, which has the name of the table, gets what is left over, and only an id is ever cut.
-_Columns = tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
-RUNNING: _Columns = (
-    (("At work", 0), ("Key", WIDEST), ("API", WIDEST), ("Model", WIDE), ("Phase", 0)),
-    (("Age", 0), ("Silent", 0), ("Bytes", 90)),
-)
-WAITING: _Columns = (
-    (("Waiting", 0), ("Key", WIDEST), ("API", WIDEST), ("Model", WIDE), ("Place", 0)),
-    (("Age", 0), ("Estimate", 0)),
-)
-ENDED: _Columns = (
-    (("Last endings", 0), ("Key", WIDEST), ("Model", WIDE), ("Upstream", WIDEST), ("Ending", 0)),
-    (("At", 0), ("Waited", 90), ("Took", 0)),
-)
-# The longest of each; a time has up to nine letters, "59:59 min".
-FIXED = {"Phase": 21, "Place": 6, "Ending": 30, "At": 8, "Bytes": 7, "Estimate": 22}
-TIME_LETTERS = 9
-
-
-def _table(columns: _Columns, width: int) -> Table:
-    words, numbers = columns
-    table = Table(box=None, expand=True, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    for name, needs in words:
-        if width < needs:
-            continue
-        if name == words[0][0]:
-            table.add_column(name, ratio=3, no_wrap=True, overflow="ellipsis", header_style="bold")
-        elif name in FIXED:
-            table.add_column(name, width=FIXED[name], header_style=SOFT)
-        else:
-            table.add_column(name, ratio=1, no_wrap=True, overflow="ellipsis", header_style=SOFT)
-    for name, needs in numbers:
-        if width >= needs:
-            letters = FIXED.get(name, TIME_LETTERS)
-            table.add_column(name, width=letters, justify="right", no_wrap=True, header_style=SOFT)
-    return table
-
-
-def _cells(columns: _Columns, width: int, *values: object) -> list[Text]:
-    """Those there is room for, as text, which is never taken for rich's markup."""
-    needs = [needs for part in columns for _, needs in part]
-    return [
-        one if isinstance(one, Text) else Text(figures.plain(one))
-        for one, need in zip(values, needs, strict=True)
-        if width >= need
-    ]
-
-
-def _origin(row: Document, *names: str) -> list[str]:
-    return [row.get(name, "-") for name in names]
-
-
-def _running_cells(row: Document, now: float, width: int) -> list[Text]:
-    silent = figures.seconds(now - row["last_byte_at"]) if "last_byte_at" in row else "-"
-    age = figures.seconds(now - row["arrived_at"])
-    origin = _origin(row, "id", "key", "surface", "model")
-    return _cells(RUNNING, width, *origin, figures.PHASES[row["phase"]], age, silent, figures.size(row["bytes"]))
-
-
-def _waiting_cells(one: Document, row: Document, now: float, width: int) -> list[Text]:
-    origin, age = _origin(row, "id", "key", "surface", "model"), figures.seconds(now - row["arrived_at"])
-    return _cells(WAITING, width, *origin, row["position"], age, figures.estimate_text(one, row, now))
-
-
-def _endings(rows: list[Document], *, width: int) -> RenderableType:
-    table = _table(ENDED, width)
-    marks = {"ok": ("✓ ", GOOD), "left": ("○ ", SOFT), "bad": ("✕ ", BAD)}
-    for row in rows:
-        ending = Text.assemble(marks[figures.kind_of_ending(row["outcome"])], figures.ending(row["outcome"]))
-        at = time.strftime("%H:%M:%S", time.localtime(row["ended_at"]))
-        waited, took = (
-            figures.seconds(row[name]) if name in row else "-" for name in ("wait_seconds", "duration_seconds")
-        )
-        origin = _origin(row, "id", "key", "model", "upstream")
-        table.add_row(*_cells(ENDED, width, *origin, ending, at, waited, took))
-    return Panel(table, border_style=SOFT)

@@ -14,20 +14,25 @@ def as_json(told: Document) -> str:
 
 def is_well(told: Document) -> bool:
     """Whether a request that comes now is served, or waits, whatever its model."""
-    return not told["draining"] and all(figures.serves(one) for one in told["upstreams"].values())
+    upstreams = told["upstreams"].values()
+    return not told["draining"] and all(figures.serves(one) for one in upstreams if "leaving" not in one)
 
 
 def summary(told: Document) -> str:
     state = "shutting down" if told["draining"] else f"up {figures.seconds(told['time'] - told['started_at'])}"
     lines = [f"aiogw {told['version']}, {state}"]
+    if not told["reload_successful"]:
+        lines.append(figures.RELOAD_FAILED)
     for name, one in told["upstreams"].items():
-        parts = [f"{figures.slots_text(one)} slots in use"]
-        if one["slots_settling"]:
-            parts.append(f"{one['slots_settling']} of them settling")
+        parts = [figures.LEAVES] if "leaving" in one else []
+        more = figures.slots_more(one) if "cap" in one else ""
+        parts.append(f"{figures.slots_text(one)} slots in use{' ' * bool(more)}{more}")
         if "cap" in one:
             parts.append(f"{figures.queue_text(one)} waiting, {figures.limit_text(one)} each")
             if "oldest_wait_seconds" in one:
                 parts.append(f"the oldest for {figures.seconds(one['oldest_wait_seconds'])}")
+            if needs := figures.next_text(one):
+                parts.append(f"the next in line {needs}")
             parts += [f"a newcomer {figures.newcomer_text(one)}", f"last 5 min: {figures.waits_text(one)}"]
         for address, at in one["endpoints"].items():
             if not at["up"]:

@@ -200,7 +200,7 @@ class Client:
         self._thinking: Timer | None = None
         self._weight = 1
         self._retries = 0
-        self._estimated_seconds = 0.0
+        self._estimated_seconds: float | None = None
 
     def think(self) -> None:
         world = self._world
@@ -232,7 +232,7 @@ class Client:
 
     def _granted(self, admission: Admission) -> None:
         world = self._world
-        if admission.waited:
+        if admission.waited and self._estimated_seconds is not None:
             waited_seconds = world.loop.time() - admission.entered_at
             world.outcome.waits.append((self._estimated_seconds, waited_seconds))
         sigma = world.setting.sigma

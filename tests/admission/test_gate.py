@@ -156,6 +156,7 @@ class House:
             **{
                 "endpoints": {"": EndpointStatistics(left_out=False, slots=None, slots_in_use=held)},
                 "cap": 2,
+                "configured_cap": changes.get("cap", 2),
                 "slots_in_use": 0,
                 "slots_settling": 0,
                 "queue_limit": 3,
@@ -679,11 +680,11 @@ def test_a_heavy_request_without_a_place_of_its_own_is_told_so() -> None:
     house.enter("a", weight=2)
     with pytest.raises(QueuePlacesTaken) as caught:
         house.enter("b", weight=2, holder="x", places=0)
-    assert caught.value.estimated_seconds == UNKNOWN_SLOT_SECONDS
+    assert caught.value.retry_after_seconds == UNKNOWN_SLOT_SECONDS
     house.loop.pass_time(10)
     with pytest.raises(QueuePlacesTaken) as late:
         house.enter("c", weight=2, holder="x", places=0)
-    assert late.value.estimated_seconds == 10
+    assert late.value.retry_after_seconds == 10
 
 
 def test_a_heavy_request_that_would_time_out_is_refused_at_entry() -> None:
@@ -778,15 +779,29 @@ def test_retry_after_stays_within_its_bounds(held_seconds: float, expected: int)
 
 
 def test_retry_after_before_anything_has_ended() -> None:
-    """With nothing measured about the minimum is told at first, and what runs counts from then on."""
+    """With nothing measured about the minimum is told at first, and what runs counts from then on; no wait is told."""
     house = House(cap=2, queue_limit=0, retry_after_min_seconds=2)
     house.fill("ab")
     assert 2 == refused(house).retry_after_seconds
     house.loop.pass_time(10)
     # Two that have run for ten seconds each, and no end: ten seconds for an end, of one slot in two.
     error = refused(house)
-    assert 5.0 == error.estimated_seconds
+    assert error.estimated_seconds is None
     assert 5 == error.retry_after_seconds
+
+
+def test_nobody_is_told_a_wait_before_anything_has_ended() -> None:
+    """With a first end there is something to tell; whoever has given up in the queue is no such end."""
+    house = House(cap=1, queue_limit=3)
+    first, left, second, _ = house.fill("abcd")
+    left.admission.leave()
+    house.loop.pass_time(10)
+    assert Outlook(ahead=0, estimated_seconds=None) == second.admission.outlook()
+    house.loop.advance(2)
+    first.admission.leave()
+    third = house.enter("e")
+    assert Outlook(ahead=1, estimated_seconds=24.0) == third.admission.outlook()
+    assert (1, False) == (house.gate.statistics().ends, house.gate.statistics().estimates_measured)
 
 
 def test_a_timeout_has_a_retry_after_as_well() -> None:
@@ -910,8 +925,8 @@ def test_a_holder_has_so_many_places_and_no_more() -> None:
         house.enter("e", holder="x", places=2)
     assert (caught.value.upstream, caught.value.queue_places) == ("reasoning", 2)
     assert caught.value.retry_after_seconds == 20
-    # Three wait already, and nothing is known of how long a slot is held.
-    assert caught.value.estimated_seconds == 4 * UNKNOWN_SLOT_SECONDS
+    # Nothing is known of how long a slot is held.
+    assert caught.value.estimated_seconds is None
     with pytest.raises(QueuePlacesTaken):
         house.enter("f", holder="y", places=1)
     assert house.loop.armed == armed
@@ -1122,7 +1137,7 @@ class GateMachine(RuleBasedStateMachine):
     def look(self, request: Tracked) -> None:
         if request.admission is not None:
             outlook = request.admission.outlook()
-            assert outlook.estimated_seconds >= 0
+            assert outlook.estimated_seconds is None or outlook.estimated_seconds >= 0
             assert 0 <= outlook.ahead <= self.queue_limit
 
     @precondition(lambda self: self.entered > 20)

@@ -110,9 +110,18 @@ async def test_who_waits_hears_something(rig: Rig, surface: Surface, process: bo
 
 
 async def test_a_sign_says_the_place(rig: Rig) -> None:
-    """O11: how many are ahead and about how long it takes; the place moves up."""
+    """O11: how many are ahead and, once something has ended, about how long it takes; the place moves up."""
     upstream = await rig.upstream()
-    gateway, _, holder = await busy(rig, upstream)
+    gateway, client, first = await busy(rig, upstream)
+    second_client = await rig.post(gateway, OPENAI, 1001)
+    await gateway.waiting(1)
+    _, response = await waiting_stream(rig, gateway, OPENAI, 1002)
+    assert b": queued: 1 ahead\n\n" == response.body
+    first.answer()
+    await client.response()
+    (await upstream.tagged(1001)).answer()
+    await second_client.response()
+    holder = await upstream.tagged(1002)
     waiting = await rig.queued(gateway, OPENAI, [1])
     client, response = await waiting_stream(rig, gateway, OPENAI, 2)
     assert response.body.startswith(b": queued: 1 ahead, about ")

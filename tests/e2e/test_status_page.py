@@ -11,9 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import DONE, FIRST_EVENT, OPENAI, Rig, RunningGateway, ScriptedUpstream, eventually
+from rig import (
+    DONE,
+    FIRST_EVENT,
+    OPENAI,
+    RawClient,
+    Rig,
+    RunningGateway,
+    ScriptedUpstream,
+    configuration,
+    eventually,
+    upstream_table,
+)
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+
+from aiogw.status import figures, serving
 
 PAGE_CSS = Path(__file__).parents[2] / "aiogw" / "status" / "page.css"
 MAX_PAGE_BYTES = 30_000
@@ -52,6 +65,8 @@ return [...document.querySelectorAll('td, thead th')].filter(
     cell => cell.scrollWidth > cell.clientWidth + 1
 ).map(cell => cell.textContent);
 """
+LEAVING = "return [...document.querySelectorAll('.leaves')].map(one => one.textContent)"
+RELOAD = "return document.getElementById('reload').textContent"
 COUNT_MOVES = """
 window.moves = 0;
 const animate = Element.prototype.animate;
@@ -192,7 +207,8 @@ async def test_the_page_shows_what_the_upstream_sees(rig: Rig, browser: Browser)
     assert ["id-3", "id-4", "id-5", "id-6"] == one["queueIds"]
     assert "3 of 3 slots in use, 4 of 6 places in the queue taken" == one["label"]
     assert ["3 of 3", "4 of 6"] == one["tiles"][:2]
-    assert one["tiles"][3].startswith("waits perhaps ")
+    assert "waits" == one["tiles"][3]
+    assert "last 5 min: all got a slot at once; nothing has ended yet" == one["newcomer"]
     assert [["id-0", "answering"], ["id-1", "before the first byte"], ["id-2", "before the first byte"]] == [
         [row[0], row[4]] for row in one["tables"]["At work"]
     ]
@@ -267,6 +283,56 @@ async def test_a_page_that_hears_nothing_says_so(rig: Rig, browser: Browser) -> 
     await again.settled()
 
 
+async def test_one_watcher_too_many(rig: Rig, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told so, sees what there is all the same, and follows the feed as soon as another has gone."""
+    monkeypatch.setattr(serving, "MOST_WATCHERS", 1)
+    upstream = await rig.upstream()
+    gateway = await rig.gateway(upstream)
+    watcher = await RawClient.connect(gateway.admin_address)
+    await watcher.request("GET", "/status/events")
+    await watcher.read_head()
+    await browser.open(gateway)
+    await browser.shows(lambda shown: re.fullmatch(r"enough are watching; as of \d\d:\d\d:\d\d", shown["state"]))
+    await rig.post(gateway, OPENAI, 1, "x-request-id: seen")
+    exchange = await upstream.exchange(0)
+    await browser.shows(lambda shown: only(shown)["slotIds"] == ["seen"])
+    watcher.close()
+    await browser.shows(lambda shown: shown["state"] == "live")
+    assert all("503" in entry["message"] for entry in await asyncio.to_thread(browser.complaints))
+    exchange.answer()
+    await gateway.settled()
+
+
+async def test_a_reload_on_the_page(rig: Rig, browser: Browser) -> None:
+    """What is no longer configured says that it leaves, what is new stands where it is configured, a fault is told."""
+    upstream, other, third = [await rig.upstream() for _ in range(3)]
+    gateway = await rig.gateway(upstream)
+    await rig.post(gateway, OPENAI, 1, "x-request-id: stays")
+    exchange = await upstream.exchange(0)
+    await browser.open(gateway)
+    await browser.shows(lambda shown: shown["state"] == "live" and only(shown)["slotIds"] == ["stays"])
+    assert await gateway.reload(
+        configuration({"zulu": upstream_table(other.url), "alfa": upstream_table(third.url, models=["other"])})
+    )
+    shown = await browser.shows(lambda shown: len(shown["upstreams"]) == 3)
+    assert ["zulu", "alfa", "reasoning"] == [one["name"] for one in shown["upstreams"]]
+    assert ["", "", figures.LEAVES] == await browser.run(LEAVING)
+    assert "is not taken" == shown["upstreams"][2]["tiles"][3]
+    assert "" == await browser.run(RELOAD)
+    gateway.expect_error("the configuration is not taken")
+    assert not await gateway.reload("[server]\n")
+
+    async def told() -> bool:
+        return await browser.run(RELOAD) == figures.RELOAD_FAILED
+
+    await eventually(told)
+    static = (await gateway.admin("/status")).body.decode()
+    assert f'<p id="reload">{figures.RELOAD_FAILED}</p>' in static
+    assert f'<p class="leaves">{figures.LEAVES}</p>' in static
+    exchange.answer()
+    await browser.shows(lambda shown: [one["name"] for one in shown["upstreams"]] == ["zulu", "alfa"])
+
+
 async def test_the_page_says_what_is_wrong(rig: Rig, browser: Browser) -> None:
     """An upstream that is not reached, waits that are in vain, a gateway that shuts down; with and without scripts."""
     upstream = await rig.upstream(lambda exchange: exchange.stream())
@@ -281,7 +347,7 @@ async def test_the_page_says_what_is_wrong(rig: Rig, browser: Browser) -> None:
     await browser.shows(lambda shown: only(shown)["tiles"][3].startswith("waits "))
     assert 503 == (await waits.response()).status
     await browser.shows(
-        lambda shown: only(shown)["newcomer"] == "last 5 min: 95% got a slot at once; 1 gave up or timed out"
+        lambda shown: only(shown)["newcomer"] == "last 5 min: all others got a slot at once; 1 gave up or timed out"
     )
     upstream.exchanges[1].answer()
     await running.response()
@@ -302,7 +368,8 @@ async def test_the_page_says_what_is_wrong(rig: Rig, browser: Browser) -> None:
     rig.forget(daemon)
     daemon.signal(signal.SIGTERM)
     shown = await browser.shows(lambda shown: shown["state"] == "shutting down")
-    assert "is refused: shutting down" == only(shown)["tiles"][3]
+    assert only(shown)["tiles"][3] in ("is served on open connections", "is refused: shutting down")
+    await browser.shows(lambda shown: only(shown)["tiles"][3] == "is refused: shutting down")
     exchange.answer()
     assert 0 == await daemon.exit_code()
     shown = await browser.shows(lambda shown: shown["state"].startswith("connection lost"), 2)
@@ -336,10 +403,40 @@ async def test_a_phone_has_room_for_it(rig: Rig, browser: Browser, dark: bool) -
     await browser.open(daemon, width=360, dark=dark)
     shown = await browser.shows(lambda shown: shown["state"] == "live" and len(only(shown)["queueIds"]) == 3)
     assert shown["overflow"] <= 0
+    # The gateway's own ids are whole, and what a client chose ends somewhere.
+    whole = (
+        "return [...document.querySelectorAll('tbody th.id span')].filter(one => one.scrollHeight <= one.clientHeight)"
+    )
+    ids = await browser.run(f"{whole}.map(one => one.textContent)")
+    assert 4 == len(ids)
+    assert all(one.startswith("req_") for one in ids)
     assert [] == await browser.run(CUT_OFF)
     red = int(re.findall(r"\d+", await browser.run("return getComputedStyle(document.body).backgroundColor"))[0])
     assert (red < 64) == dark
     await drain(upstream, daemon)
+
+
+async def test_a_heavy_request_explains_itself(rig: Rig, browser: Browser) -> None:
+    """Its row says how many slots it takes, and its upstream that it is why free slots stay free."""
+    upstream = await rig.upstream()
+    daemon = await rig.daemon(upstream, cap=6, queue_limit=8)
+    for number, slots in enumerate((4, 3, 1)):
+        await rig.post(daemon, OPENAI, number, f"x-request-id: id-{number}", n=slots)
+        await (daemon.waiting(number) if number else upstream.exchange(0))
+    await browser.open(daemon, width=360)
+    shown = await browser.shows(lambda shown: shown["state"] == "live" and len(only(shown)["queueIds"]) == 2)
+    assert "next in line needs 3 slots, 2 are free" in only(shown)["beside"]
+    tables = only(shown)["tables"]
+    assert ["before the first byte ×4"] == [row[4] for row in tables["At work"]]
+    assert ["1 ×3", "2"] == [row[4] for row in tables["Waiting"]]
+    assert [] == await browser.run(CUT_OFF)
+    await browser.open(daemon, scripts=False)
+    static = only(await browser.look())
+    assert [row[4] for row in tables["Waiting"]] == [row[4] for row in static["tables"]["Waiting"]]
+    assert "next in line needs 3 slots, 2 are free" in static["beside"]
+    upstream.script = lambda exchange: exchange.answer()
+    upstream.exchanges[0].answer()
+    await daemon.settled()
 
 
 async def saturate_more(rig: Rig, daemon: RunningGateway, upstream: ScriptedUpstream) -> None:

@@ -136,6 +136,8 @@ class PassThrough:
         text = "keep-alive"
         if estimated_seconds is not None:
             text = f"queued: {ahead} ahead, about {estimated_seconds:.0f} s to wait"
+        elif ahead:
+            text = f"queued: {ahead} ahead"
         # Once an id has been seen, openai's decoder makes an event of nothing from any further blank line.
         return f": {text}\n".encode() + (b"" if self._has_ids else b"\n")
 
