@@ -53,7 +53,8 @@ def _windows() -> Windows:
 async def grow_depth(bench: Bench) -> list[Figure]:
     """CPU for each hand-over while 10 to 10,000 wait, their requests' coming and going included."""
     windows = _windows()
-    async with bench.programs(cap=CAP, queue_limit=2 * max(DEPTHS)) as programs:
+    # Ten thousand that come at once take so long that nobody is served meanwhile, and the first estimate is of hours.
+    async with bench.programs(cap=CAP, queue_limit=2 * max(DEPTHS), queue_timeout_seconds=3600) as programs:
         for waiting in DEPTHS:
             for program in bench.turns(programs):
                 bench.progress(f"{waiting} wait, {program.name}")

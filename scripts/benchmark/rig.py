@@ -153,13 +153,20 @@ class Bench:
         )
 
     @asynccontextmanager
-    async def programs(self, *, cap: int, queue_limit: int, with_peers: bool = False) -> AsyncIterator[list[Program]]:
+    async def programs(
+        self,
+        *,
+        cap: int,
+        queue_limit: int,
+        queue_timeout_seconds: float = QUEUE_TIMEOUT_SECONDS,
+        with_peers: bool = False,
+    ) -> AsyncIterator[list[Program]]:
         """The gateway and what it is compared with: fresh processes with this cap and queue, warmed up.
 
         A daemon has mostly been running for a while: what is loaded or built with the first request of a kind is not
         what a figure should be of.
         """
-        setting = self.setting(cap=cap, queue_limit=queue_limit)
+        setting = self.setting(cap=cap, queue_limit=queue_limit, queue_timeout_seconds=queue_timeout_seconds)
         launchers = self.launchers + (self.peers if with_peers else ())
         async with AsyncExitStack() as stack:
             programs = [await stack.enter_async_context(launch(setting)) for launch in launchers]
