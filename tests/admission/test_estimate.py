@@ -252,6 +252,12 @@ def test_faster_grants_bring_them_back_earlier() -> None:
     assert math.ceil(likely(16) / 4) == told(crowded(), ahead=15, grant_interval_seconds=0.25)
 
 
+def test_the_second_behind_the_maximum_is_not_told() -> None:
+    """Although it would be the first that is likely."""
+    assert told(Returns(), ahead=59) == 60
+    assert told(Returns(), ahead=60) <= 60
+
+
 def test_places_are_kept_free_for_all_who_come_earlier() -> None:
     """Those who come back before anybody of now has been granted have had their places by then."""
     returns = Returns()
