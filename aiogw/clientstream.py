@@ -129,7 +129,7 @@ class ClientStream:
         """Write ``data``, after the head if it is given, before the end if it is the last; one write for all."""
         if self.ended:
             return
-        if self._transport is None or self._transport.is_closing():
+        if self.gone:
             # aiohttp closes a connection that the client half-closes, and then waits for what is buffered to be taken:
             # until then nobody is told, and an upstream would go on for a client that wants nothing more.
             self._lose(CLIENT_GONE)

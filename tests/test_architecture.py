@@ -65,7 +65,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "admission.estimate": (),
         "auth": ("errors",),
         "admission.queue": ("admission.capacity",),
-        "admission.readings": ("admission.estimate", "errors"),
+        "admission.readings": ("admission.estimate", "admission.queue", "errors"),
         "bodies": ("errors",),
         "contentcoding": VOCABULARY,
         "clients": ("config",),

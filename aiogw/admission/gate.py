@@ -15,7 +15,7 @@ from typing import TypeVar
 from aiogw.admission.capacity import ONE_ENDPOINT
 from aiogw.admission.estimate import ENOUGH, Returns, SlotTimes
 from aiogw.admission.queue import FairQueue, Ticket, TicketState
-from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook
+from aiogw.admission.readings import EndpointStatistics, GateStatistics, Limits, Outlook, occupancy
 from aiogw.errors import (
     Draining,
     GatewayError,
@@ -163,7 +163,7 @@ class UpstreamGate:
             raise self._counted(
                 QueueFull(
                     upstream=self._upstream,
-                    occupancy=self.statistics().occupancy,
+                    occupancy=occupancy(self._queue, self._slots_settling),
                     estimated_seconds=estimated_seconds,
                     retry_after_seconds=self._retry_after_seconds(admission.weight),
                 )
@@ -274,10 +274,13 @@ class UpstreamGate:
         estimated_seconds = self._estimated_wait_seconds(slots) if len(self._slot_times) else None
         return Outlook(ahead=ahead, estimated_seconds=estimated_seconds)
 
+    @property
+    def _slots_settling(self) -> int:
+        return sum(admission.weight for admission in self._settling)
+
     def statistics(self) -> GateStatistics:
-        queue = self._queue
-        head = self._queue.head
-        settling = sum(admission.weight for admission in self._settling)
+        queue, settling = self._queue, self._slots_settling
+        head = queue.head
         return GateStatistics(
             cap=queue.cap,
             configured_cap=self._limits.cap if self._limits else None,
@@ -295,7 +298,7 @@ class UpstreamGate:
                 name: EndpointStatistics(
                     left_out=name not in self._endpoints, slots=self._endpoints.get(name), slots_in_use=slots_in_use
                 )
-                for name, slots_in_use in self._queue.used().items()
+                for name, slots_in_use in queue.used().items()
             },
         )
 
@@ -379,7 +382,7 @@ class UpstreamGate:
         estimated_seconds = self._told_seconds(admission.weight)
         error = QueueTimeout(
             upstream=self._upstream,
-            occupancy=self.statistics().occupancy,
+            occupancy=occupancy(self._queue, self._slots_settling),
             waited_seconds=round(self._loop.time() - admission.entered_at, 3),
             estimated_seconds=estimated_seconds,
             retry_after_seconds=self._retry_after_seconds(admission.weight),
@@ -400,7 +403,7 @@ class UpstreamGate:
     def _too_slow_error(self, weight: int, limits: Limits) -> QueueTooSlow:
         return QueueTooSlow(
             upstream=self._upstream,
-            occupancy=self.statistics().occupancy,
+            occupancy=occupancy(self._queue, self._slots_settling),
             estimated_seconds=self._newcomer_waits_seconds(weight),
             queue_timeout_seconds=limits.queue_timeout_seconds,
             retry_after_seconds=self._retry_after_seconds(weight),
@@ -435,7 +438,7 @@ class UpstreamGate:
         estimated_seconds = self._told_seconds(weight)
         return QueuePlacesTaken(
             upstream=self._upstream,
-            occupancy=self.statistics().occupancy,
+            occupancy=occupancy(self._queue, self._slots_settling),
             queue_places=places,
             estimated_seconds=estimated_seconds,
             retry_after_seconds=self._retry_after_seconds(weight),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from attrs import frozen
 
 from aiogw.admission.estimate import ENOUGH
+from aiogw.admission.queue import FairQueue
 from aiogw.errors import Occupancy
 
 
@@ -83,16 +85,6 @@ class GateStatistics:
         full = self.cap is not None and self.slots_in_use + self.slots_settling >= self.cap
         return full or self.waiting > 0
 
-    @property
-    def occupancy(self) -> Occupancy:
-        return Occupancy(
-            slots_in_use=self.slots_in_use,
-            slots_settling=self.slots_settling,
-            cap=self.cap or 0,  # mutant: with none, nobody is refused by the queue
-            waiting=self.waiting,
-            queue_limit=self.queue_limit,
-        )
-
 
 @frozen(kw_only=True)
 class Outlook:
@@ -103,3 +95,14 @@ class Outlook:
 
     ahead: int
     estimated_seconds: float | None
+
+
+def occupancy(queue: FairQueue[Any], slots_settling: int) -> Occupancy:
+    """For a refusal, of which there may be thousands: a whole reading would work out for each what a newcomer meets."""
+    return Occupancy(
+        slots_in_use=queue.slots_in_use - slots_settling,
+        slots_settling=slots_settling,
+        cap=queue.cap or 0,  # mutant: with none, nobody is refused by the queue
+        waiting=queue.waiting,
+        queue_limit=queue.queue_limit,
+    )

@@ -34,8 +34,7 @@ _DONE = b"data: [DONE]\n\n"
 _FINISH_REASON = b'"finish_reason":'
 _FINISHED = (_FINISH_REASON + b'"', _FINISH_REASON + b' "')
 _ID = re.compile(rb"^id:|[\r\n]id:")
-# What says in the last piece of a stream that it is complete, or why it is not.
-_END = re.compile(rb'\[DONE\]|"finish_reason": ?"|"error"\s*:\s*(?!null)')
+_ERROR = re.compile(rb'"error"\s*:\s*(?!null)')
 _EVENT = re.compile(rb".*?(?:\n\n|\r\n\r\n|\r\r)|.+\Z", re.DOTALL)
 
 
@@ -117,10 +116,10 @@ class PassThrough:
             self._has_ids = data.startswith(b"id:") if single else b"id:" in data and _ID.search(data) is not None
         if not self._finished:
             self._finished = _finishes(data, single=single)
-        if self._looks and ((self._terms.accounting and b'"usage"' in data) or (self._repeats and b'"delta"' in data)):
+        if (self._terms.accounting and b'"usage"' in data) or (self._repeats and b'"delta"' in data):
             data = b"".join([self._look(event) for event in _EVENT.findall(data)])
         self.said_all = data.endswith(_DONE)
-        if last and not self._finished and not _END.search(data or self._passed):
+        if last and not self._finished and not _ERROR.search(data or self._passed):
             self._unsent = data
             raise self._broken("its stream ended without a finish reason")
         self._passed = data
