@@ -282,6 +282,16 @@ def test_waits_are_those_of_five_minutes() -> None:
     assert {} == history.waits(900.0 + 10 + WAITS_SECONDS + 1, ())
 
 
+def test_a_flood_of_refusals_hides_no_wait() -> None:
+    """However many are turned away, what those waited who were served is still told."""
+    history = History()
+    history.observe(record("g", entered_at=900.0, granted_at=902.0, ended_at=950.0))
+    for _ in range(MOST_WAITS + 1):
+        history.observe(record("f", ended_at=960.0, outcome="queue_full"))
+    waits = history.waits(1000.0, ())["gpu"]
+    assert (2.0, MOST_WAITS) == (waits.p50_seconds, waits.refused)
+
+
 def test_waits_in_vain_are_counted_apart() -> None:
     """Who timed out or left waited for nothing: that is no wait for a slot, and it is told beside those."""
     history = History()

@@ -52,8 +52,10 @@ class History:
     def __init__(self) -> None:
         self._ended = 0
         self._endings: deque[Ending] = deque(maxlen=ENDINGS)
-        # When each ended, and how long it took or, without a grant, the outcome.
-        self._waits: dict[str, deque[tuple[float, float | str]]] = {}
+        # When each ended, and how long it took or, without a grant, the outcome; a flood of refusals is not to push out
+        # what those have waited who were served.
+        self._waits: dict[str, deque[tuple[float, float]]] = {}
+        self._denials: dict[str, deque[tuple[float, str]]] = {}
         self._sampled = 0
         self._samples: dict[str, deque[tuple[str, Sample]]] = {}
 
@@ -72,16 +74,12 @@ class History:
         if record.upstream is None:
             return
         if record.granted_at is not None and record.entered_at is not None and wait_seconds is not None:
-            wait: tuple[float, float | str] = (record.entered_at + wait_seconds, wait_seconds)
+            waits = self._waits.setdefault(record.upstream, deque(maxlen=MOST_WAITS))
+            waits.append((record.entered_at + wait_seconds, wait_seconds))
         elif record.granted_at is None and record.outcome in (_REFUSED if wait_seconds is None else _IN_VAIN):
             assert record.ended_at is not None
-            wait = (record.ended_at, record.outcome)
-        else:
-            return
-        waits = self._waits.get(record.upstream)
-        if waits is None:
-            waits = self._waits[record.upstream] = deque(maxlen=MOST_WAITS)
-        waits.append(wait)
+            denials = self._denials.setdefault(record.upstream, deque(maxlen=MOST_WAITS))
+            denials.append((record.ended_at, record.outcome))
 
     def waits(self, now: float, progress: Iterable[Progress]) -> dict[str, Waits]:
         """Of those that have ended within five minutes, those of requests that still run included."""
@@ -91,7 +89,10 @@ class History:
             record = one.record
             if record.granted_at is not None and record.granted_at >= since and record.wait_seconds is not None:
                 recent.setdefault(one.upstream, []).append(record.wait_seconds)
-        return {name: _summed_up(waits) for name, waits in recent.items() if waits}
+        denied = {name: [code for ended_at, code in all_ if ended_at >= since] for name, all_ in self._denials.items()}
+        names = [*recent, *(denied.keys() - recent.keys())]
+        summed = {name: _summed_up(sorted(recent.get(name, ())), denied.get(name, [])) for name in names}
+        return {name: waits for name, waits in summed.items() if waits is not None}
 
     def sample(self, gates: Mapping[str, GateStatistics]) -> None:
         """Remember what the queues look like; to be called every ``SAMPLE_SECONDS``."""
@@ -110,10 +111,11 @@ class History:
         return {name: dict(samples) for name, samples in self._samples.items()}
 
 
-def _summed_up(waits: list[float | str]) -> Waits:
-    """Quantiles by the nearest rank: a wait that somebody had, not one between two."""
-    granted = sorted(wait for wait in waits if not isinstance(wait, str))
-    refused = sum(wait in _REFUSED for wait in waits)
+def _summed_up(granted: list[float], denied: list[str]) -> Waits | None:
+    """Quantiles by the nearest rank: a wait that somebody had, not one between two.  None: there was nothing."""
+    if not granted and not denied:
+        return None
+    refused = sum(outcome in _REFUSED for outcome in denied)
 
     def at(share: float) -> float | None:
         return granted[min(len(granted) - 1, int(share * len(granted)))] if granted else None
@@ -122,6 +124,6 @@ def _summed_up(waits: list[float | str]) -> Waits:
         p50_seconds=at(0.5),
         p95_seconds=at(0.95),
         max_seconds=at(1.0),
-        in_vain=len(waits) - len(granted) - refused,
+        in_vain=len(denied) - refused,
         refused=refused,
     )
